@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+import dryfit
 from dryfit.settings.memory_terms import StepPhase, VerdictKind
 from dryfit.settings.rehearsal_messages import ScriptEnd
-from rehearsed import GIB, device, line_of, rehearse
+from rehearsed import GIB, PROGRAMS, device, line_of, rehearse
 from rehearsed_memory import memory_of
 
 pytestmark = pytest.mark.slow
@@ -44,6 +45,19 @@ def test_a_backward_pass_without_room_is_an_error_that_can_be_caught(tmp_path: P
     assert answer.out_of_memory[0].phase is StepPhase.BACKWARD
     assert len(memory.steps) == 3
     assert memory.required_bytes <= 3 * GIB
+
+
+def test_sizes_that_values_decide_are_two_bounds() -> None:
+    """Of 4,096 outputs each pair may be selected, or none: two tensors of 4 GiB, or of nothing."""
+    roomy, small, tiny = (
+        dryfit.rehearse(PROGRAMS / "odd/selects_pairs.py", device=size) for size in ("24GiB", "6GiB", "512MiB")
+    )
+    assert roomy.verdict is VerdictKind.FITS and roomy.sized_by_values and roomy.memory is not None
+    assert small.verdict is VerdictKind.UNKNOWN and small.memory is not None and small.memory.least_bytes is not None
+    assert small.memory.least_bytes < 2 * GIB < 8 * GIB < small.memory.required_bytes
+    assert "by values that nobody knows" in small.reasons[0]
+    assert tiny.verdict is VerdictKind.REFUSED and tiny.memory is not None and tiny.memory.least_bytes is not None
+    assert tiny.memory.least_bytes > GIB // 2
 
 
 @pytest.mark.nightly

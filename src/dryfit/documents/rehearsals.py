@@ -130,7 +130,7 @@ def _needs(answer: RehearsalAnswer) -> str:
     if memory is None:
         return "the script takes no memory of it" if answer.fits else "the script runs out of memory"
     if answer.verdict is VerdictKind.FITS:
-        most = "at most " if memory.least_bytes is not None else ""
+        most = "at most " if memory.least_bytes is not None or answer.sized_by_values else ""
         return f"the script needs {most}{gib(memory.required_bytes)}"
     if memory.least_bytes is not None:
         return f"the script needs at least {gib(memory.least_bytes)}"

@@ -191,7 +191,7 @@ class VirtualDispatch(ScriptRecorder):
         self._primitive: set[Any] = set()
         """Operators that are made of no others."""
         self._lock = threading.RLock()  # fakes are made under one mode, which counts how often it was entered
-        self._stand_ins = StandIns()
+        self.stand_ins = StandIns()
         self._conditions = Conditions()
         self._numbers = 0
         self.on_no_room: Any = None
@@ -459,15 +459,15 @@ class VirtualDispatch(ScriptRecorder):
             if func is _aten.index.Tensor:
                 return self.fakes.dispatch(func, types, (args[0], self._positions(args[1])), kwargs)
             if func in _COMPARES:
-                return self._stand_ins.answer(func, args, error) and self._condition()
+                return self.stand_ins.answer(func, args, error) and self._condition()
             if func is not _aten._local_scalar_dense.default:
                 self.on_unknown(f"{func}: its size depends on values; the largest was taken")
             if isinstance(error, DynamicOutputShapeException) and func.namespace not in _OF_TORCH:
-                with dynamic_size(_rows(args)):
+                with dynamic_size(self.stand_ins.rows(_rows(args))):
                     out = self.fakes.dispatch(func, types, given, options)
             else:
                 with self.fakes:
-                    out = self._stand_ins.answer(func, args, error)
+                    out = self.stand_ins.answer(func, args, error)
         except NotImplementedError:  # torch has no fake of it, and so asked for the device itself
             if func.name().startswith(_ASKS_FOR_KERNELS):
                 return False
@@ -481,10 +481,10 @@ class VirtualDispatch(ScriptRecorder):
 
     def _answered(self, func: Any, args: Any) -> Any:
         """Return what an operator gives of which torch has no fake; None: it has one, or we have none either."""
-        if not self._stand_ins.replaces(func, args):
+        if not self.stand_ins.replaces(func, args):
             return None
         with self.fakes:
-            return self._stand_ins.answer(func, args)
+            return self.stand_ins.answer(func, args)
 
     def _as_on_the_host(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Return what an operator gives by the shapes of the CPU's kernel, which torch runs on zeros."""
@@ -519,7 +519,7 @@ class VirtualDispatch(ScriptRecorder):
             value = value_of(index)
             if value is None:
                 self.on_unknown("a mask's values decide a size; it was taken as true everywhere")
-            count = index.numel() if value is None else int(value.count_nonzero())
+            count = self.stand_ins.rows(index.numel()) if value is None else int(value.count_nonzero())
             positions = self.empty((count, index.ndim), torch.int64, index.device)
             if value is not None:
                 remember(positions, value.nonzero())
@@ -552,8 +552,8 @@ class VirtualDispatch(ScriptRecorder):
             return self._condition()
         # GradScaler asks for the number of infinite gradients: with one it would leave the step out.
         self._numbers += 1
-        self._stand_ins.number = 0 if runs_in(_SCALER, "grad_scaler.py") else 1 + self._numbers * _APART
-        return self._stand_ins.item(args)
+        self.stand_ins.number = 0 if runs_in(_SCALER, "grad_scaler.py") else 1 + self._numbers * _APART
+        return self.stand_ins.item(args)
 
     def _condition(self) -> bool:
         """Answer a condition on values that nobody knows, and say how."""

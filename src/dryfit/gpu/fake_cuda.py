@@ -54,9 +54,18 @@ class StandIns(TorchDispatchMode):
 
     Attributes:
         number: The value that ``item()`` gives.
+        smallest_sizes: Whether such an output has one row instead of all.
+        sized_by_values: Whether there was one.
     """
 
     number: float = 1
+    smallest_sizes: bool = False
+    sized_by_values: bool = False
+
+    def rows(self, most: int) -> int:
+        """How many rows an output has whose size depends on values."""
+        self.sized_by_values = True
+        return min(1, most) if self.smallest_sizes else most
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator; where it needs values, or has no fake, answer in its place."""
@@ -102,20 +111,21 @@ class StandIns(TorchDispatchMode):
     def nonzero(self, args: tuple[Any, ...]) -> torch.Tensor:
         """Every entry counts."""
         tensor = args[0]
-        return tensor.new_empty((tensor.numel(), tensor.ndim), dtype=torch.int64)
+        return tensor.new_empty((self.rows(tensor.numel()), tensor.ndim), dtype=torch.int64)
 
     def masked_select(self, args: tuple[Any, ...]) -> torch.Tensor:
         """Every entry is selected."""
-        return args[0].new_empty((torch.broadcast_shapes(args[0].shape, args[1].shape).numel(),))
+        return args[0].new_empty((self.rows(torch.broadcast_shapes(args[0].shape, args[1].shape).numel()),))
 
     def unique(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         """No value is there twice."""
         tensor = args[0]
         inverse, counts = (*args[2:], False, False)[:2]
+        rows = self.rows(tensor.numel())
         return (
-            tensor.new_empty((tensor.numel(),)),
+            tensor.new_empty((rows,)),
             tensor.new_empty(tensor.shape if inverse else (0,), dtype=torch.int64),
-            tensor.new_empty((tensor.numel() if counts else 0,), dtype=torch.int64),
+            tensor.new_empty((rows if counts else 0,), dtype=torch.int64),
         )
 
     def bincount(self, args: tuple[Any, ...]) -> torch.Tensor | None:

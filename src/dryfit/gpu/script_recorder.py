@@ -623,7 +623,9 @@ class ScriptRecorder(StorageRecorder):
         for holder in self.holders:
             for tensor, category in holder():
                 self.name(tensor, "held", category)
-        named = {id(one): name for root in list(self._roots) for name, one in root.named_parameters()}
+        # torch's own functions: a class of the script's may have others of the same names, with other arguments.
+        parameters, buffers = nn.Module.named_parameters, nn.Module.named_buffers
+        named = {id(one): name for root in list(self._roots) for name, one in parameters(root)}
         for optimizer in list(self._optimizers):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -636,12 +638,12 @@ class ScriptRecorder(StorageRecorder):
                         of = named.get(id(parameter), "")
                         self.name(value, f"optimizer:{of}:{key}", MemoryCategory.OPTIMIZER)
         for root in list(self._roots):
-            for name, parameter in root.named_parameters(remove_duplicate=False):
+            for name, parameter in parameters(root, remove_duplicate=False):
                 is_adapter = parameter.requires_grad and "lora_" in name
                 self.name(parameter, f"weight:{name}", _WEIGHTS[is_adapter])
                 if parameter.grad is not None:
                     self.name(parameter.grad, f"gradient:{name}", MemoryCategory.GRADIENTS)
-            for name, buffer in root.named_buffers():
+            for name, buffer in buffers(root):
                 self.name(buffer, f"weight:{name}", MemoryCategory.WEIGHTS)
 
     @contextmanager

@@ -140,6 +140,7 @@ class _Run:
         self.ranks = AbsentGroup(request.ranks, lambda kind, size: self.work.sends(kind, size, self.gpu.dispatch.phase))
         constants = self._constants(request.device)
         self.gpu = VirtualGpu(request.device, ranks=request.ranks, unlimited=request.unlimited, constants=constants)
+        self.gpu.dispatch.stand_ins.smallest_sizes = request.smallest_sizes
         self.arguments = ArgumentWatch(request.overrides)
         self.marks: list[StepMark] = []
         self.notes: list[str] = []
@@ -196,6 +197,7 @@ class _Run:
                 self.processes.run_first()
         except BaseException as raised:  # noqa: BLE001  # a user's script may raise anything; KeyboardInterrupt ends it too
             error = raised
+        os._exit = self._exit
         if os.getpid() != pid:  # a process that the script has forked ends as it would without us
             raise error or SystemExit
         match error:
@@ -235,6 +237,7 @@ class _Run:
         pid = os.getpid()
 
         def exit_at_once(status: int) -> NoReturn:
+            os._exit = self._exit
             if os.getpid() == pid:
                 self.gpu.dispatch.categorize()
                 self.finish(*self._ended(status))
@@ -251,7 +254,6 @@ class _Run:
 
     def finish(self, end: ScriptEnd, failure: str) -> None:
         """End the process with the answer of a run that has ended."""
-        os._exit = self._exit
         answer = self.answer(end, failure)
         with muting.unmuted():
             self._write_views(end)
@@ -285,6 +287,7 @@ class _Run:
             device=request.device,
             ranks=request.ranks,
             ranks_wanted=self.ranks.wanted,
+            sized_by_values=gpu.dispatch.stand_ins.sized_by_values,
             memory=memory,
             shortfall_bytes=shortfall,
             out_of_memory=tuple(gpu.out_of_memory),

@@ -216,12 +216,12 @@ class RehearsalMemory(Record):
     least_bytes: int | None = None
     nccl_bytes: int = 0
 
-    def between(self, capacity_bytes: int) -> "tuple[VerdictKind, str] | None":
+    def between(self, capacity_bytes: int, cause: str = "what its kernels keep") -> "tuple[VerdictKind, str] | None":
         """Return the verdict of the two bounds, and why; None: there are none, or the device has room for both."""
         least_bytes, most_bytes = self.least_bytes, self.required_bytes
         if least_bytes is None or most_bytes <= capacity_bytes:
             return None
-        kept = f"between {gib(least_bytes)} and {gib(most_bytes)}, by what its kernels keep"
+        kept = f"between {gib(least_bytes)} and {gib(most_bytes)}, by {cause}"
         return (VerdictKind.REFUSED if least_bytes > capacity_bytes else VerdictKind.UNKNOWN), f"it needs {kept}"
 
 
@@ -412,6 +412,7 @@ class RehearsalAnswer(Shown, Message):
         killed_by: Name of the signal that ended its process before it could answer; empty: none did.
         wall: What kept the script from the user's files; None: no script was run.
         ranks_wanted: Size of the process group that the script made, where fewer ranks were rehearsed; else 0.
+        sized_by_values: Whether sizes depend on values that nobody knows: the largest were taken.
         sent: Bytes that a rank sends in one optimizer step, by kind; None for one rank.
         libraries: Versions of the libraries for training that the script imported, beside torch.
         host_peak_bytes: Most host memory of the rehearsal itself.
@@ -427,6 +428,7 @@ class RehearsalAnswer(Shown, Message):
     device: DeviceSpec
     ranks: int = 1
     ranks_wanted: int = 0
+    sized_by_values: bool = False
     memory: RehearsalMemory | None = None
     shortfall_bytes: int = 0
     out_of_memory: tuple[OutOfMemory, ...] = ()
@@ -492,6 +494,7 @@ class RehearsalRequest(Message):
         steps: Optimizer steps after which it is ended; None: three, or two long ones.
         worst_batch: Whether to look for the largest batch and train on it first.
         unlimited: Whether the device has room for everything, to find out how much the script needs.
+        smallest_sizes: Whether sizes that depend on unknown values are as small as they can be, not as large.
         overrides: Fields of the installed ``TrainingArguments`` that the ladder sets, with their values.
         timeout_s: Most seconds until the first optimizer step has ended.
         keep_caches: Whether what libraries download and prepare stays in their caches.
@@ -515,6 +518,7 @@ class RehearsalRequest(Message):
     steps: int | None = None
     worst_batch: bool = True
     unlimited: bool = False
+    smallest_sizes: bool = False
     overrides: dict[str, ArgumentValue] = field(default_factory=dict[str, ArgumentValue])
     timeout_s: float = 1800.0
     calibration_dir: str | None = None

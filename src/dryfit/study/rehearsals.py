@@ -243,6 +243,7 @@ class PreparedRehearsal:
     has_eight_bit: bool
     has_ranks: bool = False
     """Whether the user or a launcher said how many ranks there are; else the script may ask for more."""
+    _smallest: RehearsalAnswer | None = None
 
     def run(
         self, *, loud: bool = False, views: Mapping[str, Path] = MappingProxyType({}), **changes: Any
@@ -261,6 +262,13 @@ class PreparedRehearsal:
         """Rehearse on a device that has room for everything."""
         self.options.on_note("it did not get through; rehearsing on a device without a limit, to see how much it needs")
         return self.run(device=device, others=others, unlimited=True)
+
+    def with_smallest_sizes(self, device: DeviceSpec) -> RehearsalAnswer:
+        """Rehearse, once, with the smallest sizes of what depends on values, on a device that has room for all."""
+        if self._smallest is None:
+            self.options.on_note("sizes depend on values that nobody knows; rehearsing with the smallest ones too")
+            self._smallest = self.run(device=device, unlimited=True, smallest_sizes=True)
+        return self._smallest
 
 
 def prepare(command: ScriptCommand, options: RehearsalOptions, device: DeviceSpec | None = None) -> PreparedRehearsal:
@@ -424,7 +432,8 @@ def run_prepared(prepared: PreparedRehearsal) -> RehearsalAnswer:
     with shared_imports():
         answer = _with_views(prepared)
         try:
-            return with_run(with_ladder(with_needs(answer, prepared), prepared), prepared.options)
+            whole = with_bounds(with_needs(answer, prepared), prepared)
+            return with_run(with_ladder(whole, prepared), prepared.options)
         except RehearsalInterrupted:
             raise RehearsalInterrupted(answer) from None
 
@@ -457,6 +466,20 @@ def lacks_needs(answer: RehearsalAnswer) -> bool:
 def with_needs(answer: RehearsalAnswer, prepared: PreparedRehearsal) -> RehearsalAnswer:
     """Return an answer with what the script needs, for which it may be rehearsed without a limit."""
     return joined(answer, prepared.without_limit(answer.device)) if lacks_needs(answer) else answer
+
+
+def with_bounds(answer: RehearsalAnswer, prepared: PreparedRehearsal) -> RehearsalAnswer:
+    """Return an answer with what the script needs at least, where sizes that depend on values make it too large."""
+    if answer.verdict is not VerdictKind.REFUSED or answer.memory is None or not answer.sized_by_values:
+        return answer
+    least = prepared.with_smallest_sizes(answer.device)
+    if least.memory is None or not least.went_through:
+        return answer
+    more_bytes = answer.memory.overhead_bytes - least.memory.overhead_bytes
+    least_bytes = min(least.memory.required_bytes + more_bytes, answer.memory.required_bytes)
+    memory = answer.memory.model_copy(update={"least_bytes": least_bytes})
+    verdict, reason = memory.between(answer.device.capacity_bytes, "values that nobody knows") or (answer.verdict, "")
+    return answer.model_copy(update={"memory": memory, "verdict": verdict, "reasons": (reason,)})
 
 
 def with_ladder(answer: RehearsalAnswer, prepared: PreparedRehearsal) -> RehearsalAnswer:
@@ -509,7 +532,7 @@ def joined(answer: RehearsalAnswer, unlimited: RehearsalAnswer) -> RehearsalAnsw
     short_bytes = unlimited.memory.required_bytes - capacity_bytes
     verdict, reason = unlimited.memory.between(capacity_bytes) or (answer.verdict, "")
     return answer.model_copy(
-        update={name: getattr(unlimited, name) for name in known}
+        update={name: getattr(unlimited, name) for name in (*known, "sized_by_values")}
         | {
             "verdict": verdict,
             "reasons": (reason,) if reason else answer.reasons,
@@ -675,7 +698,8 @@ class _Shared:
         self._keep(with_needs(limited, self.prepared), device.name, why)
 
     def _keep(self, answer: RehearsalAnswer, recorded_on: str, why: str = "") -> None:
-        whole = with_ladder(answer.model_copy(update={"others": (), "apart": ""}), self.prepared)
+        alone = with_bounds(answer.model_copy(update={"others": (), "apart": ""}), self.prepared)
+        whole = with_ladder(alone, self.prepared)
         self.found[whole.device.name] = DeviceAnswer(whole, recorded_on, why)
 
     def keep_seen(self, answer: RehearsalAnswer) -> None:
