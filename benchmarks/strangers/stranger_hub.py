@@ -773,6 +773,11 @@ ROWS: dict[str, tuple[str, dict[str, str], Callable]] = {
         {"train": "1"},
         lambda c, n: {"instruction": sentence(c), "input": "", "output": " ".join(sentence(c) for _ in range(4))},
     ),
+    "allenai/c4": (
+        "en",
+        {"train": "1", "validation": "0.25"},
+        lambda c, n: {"text": " ".join(sentence(c) for _ in range(20)), "timestamp": "2019-04-25", "url": f"made/{n}"},
+    ),
     "timdettmers/openassistant-guanaco": (
         "default",
         {"train": "1", "test": "0.25"},

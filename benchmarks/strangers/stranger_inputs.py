@@ -9,6 +9,7 @@ import csv
 import datetime
 import gzip
 import hashlib
+import importlib
 import json
 import pickle
 import random
@@ -16,6 +17,7 @@ import shlex
 import shutil
 import string
 import struct
+import subprocess
 import sys
 import wave
 import zipfile
@@ -312,6 +314,74 @@ class Makers:
         lines = (json.dumps({"text": " ".join(sentence(chooser) for _ in range(20))}) for _ in range(int(count)))
         path.write_text("\n".join(lines) + "\n")
 
+    def captions(self, folder, count):
+        """A table of pictures with five captions each, as Flickr8k has them."""
+        chooser = random.Random(0)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with (Path(folder) / "captions.csv").open("w", newline="") as stream:
+            writer = csv.writer(stream)
+            writer.writerow(["id", "image", "caption"])
+            writer.writerows([n, f"{n:06d}.jpg", sentence(chooser)] for n in range(int(count)) for _ in range(5))
+
+    def bought(self, path, people, things, each):
+        """Lines of a person's and a thing's number, in the order of time."""
+        rows = [
+            f"{who} {what}" for who in range(1, int(people) + 1) for what in RANDOM.integers(1, int(things), int(each))
+        ]
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text("\n".join(rows) + f"\n1 {things}\n")
+
+    def finetuning(self, path, count, longest="120"):
+        """Lines of JSON with numbers of tokens: what is given, and what completes it."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as stream:
+            for _ in range(int(count)):
+                given, rest = (RANDOM.integers(0, 50000, RANDOM.integers(10, int(longest))).tolist() for _ in range(2))
+                stream.write(json.dumps({"context": given, "completion": rest}) + "\n")
+
+    def encoded(self, path, count, vocabulary):
+        """A tensor of token numbers."""
+        import torch
+
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        torch.save(torch.from_numpy(RANDOM.integers(1000, int(vocabulary), int(count))), path)
+
+    def two_sentences(self, path, count):
+        """Lines of two sentences with a tab between them, of 30 000 words."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        at = (np.arange(int(count) * 16) % 30000).reshape(int(count), 2, 8)
+        path.write_text("\n".join("\t".join(" ".join(f"w{n}" for n in one) for one in two) for two in at) + "\n")
+
+    def prepared(self, *words):
+        """What a script of the repository itself prepares."""
+        subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+
+    def state(self, path, model, key=""):
+        """Weights of a model of the checkout, ``module:name:argument=value,...``, under a key where one is named."""
+        import torch
+
+        module, name, given = model.split(":")
+        sys.path.insert(0, ".")
+        pairs = (pair.split("=") for pair in given.split(",") if pair)
+        made = getattr(importlib.import_module(module), name)(
+            **{word: int(value) for word, value in pairs}
+        ).state_dict()
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        torch.save({key: made} if key else made, path)
+
+    def gpt2_medium(self, path):
+        """Weights of GPT-2 medium in a file of PyTorch."""
+        import torch
+        from transformers import GPT2Config, GPT2Model
+
+        if not Path(path).exists():
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            with torch.device("meta"):
+                made = GPT2Model(GPT2Config(n_embd=1024, n_layer=24, n_head=16)).to_empty(device="cpu")
+            torch.save(made.state_dict(), path)
+
     def hellaswag(self, folder):
         """Beginnings with four endings each, as HellaSwag's file has them."""
         folder, chooser = Path(folder), random.Random(0)
@@ -358,6 +428,94 @@ class Makers:
         (raw / f"ind.{name.lower()}.graph").write_bytes(pickle.dumps(graph))
         (raw / f"ind.{name.lower()}.test.index").write_text("".join(f"{n}\n" for n in range(1708, 2708)))
 
+    # Points, molecules and particles
+
+    def shapenet(self, folder, each="8"):
+        """Clouds of 2600 points of sixteen kinds, with a number for each point, as ShapeNet's parts are."""
+        root = Path(folder)
+        kinds = (
+            "Airplane Bag Cap Car Chair Earphone Guitar Knife Lamp Laptop Motorbike Mug Pistol Rocket Skateboard Table"
+        )
+        offsets = {kind: f"{2691156 + n:08d}" for n, kind in enumerate(kinds.split())}
+        (root / "train_test_split").mkdir(parents=True, exist_ok=True)
+        (root / "synsetoffset2category.txt").write_text("".join(f"{kind}\t{at}\n" for kind, at in offsets.items()))
+        clouds, parts = root / "cloud.pts", root / "cloud.seg"
+        np.savetxt(clouds, RANDOM.normal(size=(2600, 3)), fmt="%.5f")
+        np.savetxt(parts, 1 + np.arange(2600) % 4, fmt="%d")
+        for part, count in (("train", int(each)), ("val", 1), ("test", 2)):
+            names = [f"shape_data/{at}/{part}{n}" for at in offsets.values() for n in range(count)]
+            for name in names:
+                _, at, cloud = name.split("/")
+                link(clouds, root / at / "points" / f"{cloud}.pts")
+                link(parts, root / at / "points_label" / f"{cloud}.seg")
+            (root / "train_test_split" / f"shuffled_{part}_file_list.json").write_text(json.dumps(names))
+
+    def modelnet(self, folder, each="8"):
+        """Clouds of 10 000 points with normals, of forty classes, as texts."""
+        root = Path(folder)
+        names = [f"class{n}" for n in range(40)]
+        root.mkdir(parents=True, exist_ok=True)
+        (root / "modelnet40_shape_names.txt").write_text("\n".join(names))
+        np.savetxt(root / "cloud.txt", RANDOM.normal(size=(10000, 6)), fmt="%.5f", delimiter=",")
+        for part, count in (("train", int(each)), ("test", 2)):
+            clouds = [f"{name}_{part}{n}" for name in names for n in range(count)]
+            for cloud in clouds:
+                link(root / "cloud.txt", root / cloud.rpartition("_")[0] / f"{cloud}.txt")
+            (root / f"modelnet40_{part}.txt").write_text("\n".join(clouds))
+
+    def modelnet_arrays(self, folder):
+        """Clouds of 2048 points of forty classes, in files of HDF5."""
+        import h5py
+
+        root = Path(folder)
+        root.mkdir(parents=True, exist_ok=True)
+        for part, count in (("train", 1024), ("test", 128)):
+            with h5py.File(root / f"ply_data_{part}0.h5", "w") as stream:
+                stream["data"] = RANDOM.normal(size=(count, 2048, 3)).astype("<f4")
+                stream["label"] = (np.arange(count) % 40).astype("u1")[:, None]
+
+    def particles(self, folder, count="3000", steps="49"):
+        """Ways of five charged particles, as EGNN's generator writes them."""
+        root = Path(folder)
+        for part in ("train", "valid", "test"):
+            ways = {
+                "loc": RANDOM.normal(size=(int(count), int(steps), 3, 5)),
+                "vel": RANDOM.normal(size=(int(count), int(steps), 3, 5)),
+                "edges": RANDOM.choice([-1.0, 1.0], size=(int(count), 5, 5)),
+                "charges": RANDOM.choice([-1.0, 1.0], size=(int(count), 5, 1)),
+            }
+            for name, values in ways.items():
+                np.save(root / f"{name}_{part}_charged5_initvel1small.npy", values)
+
+    def proteins(self, folder, count="300"):
+        """Proteins of one chain of 100 to 500 residues, as ProteinMPNN's training set has them."""
+        import torch
+
+        root, chooser = Path(folder), random.Random(0)
+        lines = ["CHAINID,DEPOSITION,RESOLUTION,HASH,CLUSTER,SEQUENCE"]
+        for n in range(int(count)):
+            name, length = f"1{n:03d}", chooser.randint(100, 500)
+            place = root / "pdb" / name[1:3]
+            place.mkdir(parents=True, exist_ok=True)
+            letters = "".join(chooser.choices("ACDEFGHIKLMNPQRSTVWY", k=length))
+            chain = {"seq": letters, "xyz": torch.randn(length, 14, 3), "mask": torch.ones(length, 14) > 0}
+            torch.save(chain | {"bfac": torch.ones(length, 14), "occ": torch.ones(length, 14)}, place / f"{name}_A.pt")
+            known = {"method": "X", "date": "2020-01-01", "resolution": 2.0, "chains": ["A"], "tm": torch.ones(1, 1, 3)}
+            sets = {"asmb_ids": ["1"], "asmb_details": ["author"], "asmb_method": ["PISA"], "asmb_chains": ["A"]}
+            torch.save(known | sets | {"asmb_xform0": torch.eye(4)[None]}, place / f"{name}.pt")
+            lines.append(f"{name}_A,2020-01-01,2.0,{n:06d},{n},{letters}")
+        (root / "list.csv").write_text("\n".join(lines) + "\n")
+        for file, first in (("valid_clusters.txt", 0), ("test_clusters.txt", 20)):
+            (root / file).write_text("".join(f"{n}\n" for n in range(first, first + 20)))
+
+    def burgers(self, path):
+        """Solutions of Burgers' equation on a grid of 128 places and 101 times, as a file of MATLAB."""
+        from scipy.io import savemat
+
+        solved = {"input": RANDOM.normal(size=(1000, 128)), "output": RANDOM.normal(size=(1000, 101, 128))}
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        savemat(path, solved | {"visc": 0.01})
+
     # Sound
 
     def sounds(self, folder, count, seconds, rate="22050"):
@@ -372,6 +530,14 @@ class Makers:
                     stream.setframerate(int(rate))
                     frames = int(float(seconds) * int(rate))
                     stream.writeframes(RANDOM.integers(-3000, 3000, frames).astype("<i2").tobytes())
+
+    def speech(self, folder, rate, seconds, *lists):
+        """Wave files for the names that lists of speech have before their first ``|``."""
+        first = Path(folder) / "made" / "LJ000-0000.wav"
+        self.sounds(str(first.parent), "1", seconds, rate)
+        for listed in lists:
+            for line in Path(listed).read_text("utf-8").splitlines():
+                link(first, Path(folder) / f"{line.partition('|')[0]}.wav")
 
     # Models and data sets of hubs
 

@@ -169,6 +169,7 @@ def surroundings(folder: Path, path: Sequence[str]) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "WANDB_MODE": "offline",
         "MPLBACKEND": "agg",
         "PYTHONPATH": os.pathsep.join(filter(None, [*path, os.environ.get("PYTHONPATH", "")])),
     }
