@@ -192,7 +192,7 @@ class VirtualDispatch(ScriptRecorder):
         """Operators that are made of no others."""
         self._lock = threading.RLock()  # fakes are made under one mode, which counts how often it was entered
         self.stand_ins = StandIns()
-        self._conditions = Conditions()
+        self.conditions = Conditions(lambda: allocations.allocator.allocated_bytes)
         self._numbers = 0
         self.on_no_room: Any = None
         """Called with a :class:`NoRoomError`; returns the error that the script gets."""
@@ -559,7 +559,7 @@ class VirtualDispatch(ScriptRecorder):
         """Answer a condition on values that nobody knows, and say how."""
         if self._denies:
             return False
-        truth, what = self._conditions.answer()
+        truth, what = self.conditions.answer()
         self.on_unknown(what)
         return truth
 

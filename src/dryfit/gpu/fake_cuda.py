@@ -128,6 +128,27 @@ class StandIns(TorchDispatchMode):
             tensor.new_empty((rows if counts else 0,), dtype=torch.int64),
         )
 
+    def unique_run(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        """No value, or row along a dimension, follows one like it."""
+        tensor, inverse, counts, dim = (*args, *(None, False, False, None)[len(args) :])
+        return self.unique((tensor, True, inverse, counts)) if dim is None else _each_row(tensor, dim, inverse, counts)
+
+    def unique_rows(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        """No row along a dimension is there twice."""
+        return _each_row(*args[:2], *(*args[3:], False, False)[:2])
+
+    def lstsq(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        """Solutions are the first rows of a copy of the right sides; CUDA's driver gives no rank (``gels``)."""
+        left, right = args[:2]
+        rows, columns = left.shape[-2:]
+        vectors = right.ndim == 1 or (left.ndim - 1 == right.ndim and right.shape == left.shape[:-1])
+        sides = right.unsqueeze(-1) if vectors else right
+        batch = torch.broadcast_shapes(left.shape[:-2], sides.shape[:-2])
+        found = right.new_empty((*batch, max(rows, columns), sides.shape[-1])).narrow(-2, 0, columns)
+        left_over = right.new_empty((*batch, sides.shape[-1]) if rows > columns else (0,))
+        nothing = right.new_empty((0,))
+        return found.squeeze(-1) if vectors else found, left_over, nothing.to(torch.int64), nothing
+
     def bincount(self, args: tuple[Any, ...]) -> torch.Tensor | None:
         """As many bins as are asked for; nobody knows how many there are otherwise."""
         weights, bins = (*args[1:], *(None, 0)[len(args) - 1 :])
@@ -193,6 +214,12 @@ class StandIns(TorchDispatchMode):
         return True
 
 
+def _each_row(tensor: torch.Tensor, dim: int, inverse: bool, counts: bool) -> tuple[torch.Tensor, ...]:
+    """Return all rows along a dimension, and as many numbers where they are asked for."""
+    sizes = (tensor.shape[dim] if asked else 0 for asked in (inverse, counts))
+    return tensor.new_empty(tensor.shape), *(tensor.new_empty((size,), dtype=torch.int64) for size in sizes)
+
+
 OUT_VARIANTS = frozenset({_aten.addmm.dtype_out, _aten.baddbmm.dtype_out})
 """Those of :meth:`StandIns.product`: they give what they are given as ``out``."""
 _GROUPED_MM = _aten._grouped_mm.default
@@ -217,6 +244,9 @@ _ANSWERS: dict[Any, Any] = {
     _aten.nonzero.default: StandIns.nonzero,
     _aten.masked_select.default: StandIns.masked_select,
     _aten._unique2.default: StandIns.unique,
+    _aten.unique_consecutive.default: StandIns.unique_run,
+    _aten.unique_dim.default: StandIns.unique_rows,
+    _aten.linalg_lstsq.default: StandIns.lstsq,
     _aten.bincount.default: StandIns.bincount,
     _aten.equal.default: StandIns.equal,
     _aten.allclose.default: StandIns.allclose,

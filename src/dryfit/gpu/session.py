@@ -271,6 +271,7 @@ class _Run:
         gpu.allocations.close()  # the garbage collector may free tensors while these are read
         went_through = end in (ScriptEnd.FINISHED, ScriptEnd.STOPPED)
         memory = self._memory(gpu.allocations, gpu.constants, gpu.room_bytes if went_through else None)
+        self.unseen += gpu.dispatch.conditions.open
         alike = self.processes.alike
         if (
             memory is not None

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -71,6 +72,8 @@ _QUANTIFIES = frozenset({_aten.any.default, _aten.all.default, _aten.max.default
 _OF_MASKS = frozenset({_CONVERTS, *_QUANTIFIES})
 _NEGATES = frozenset({_aten.bitwise_not.default, _aten.logical_not.default})
 _JOINS = frozenset({_aten.mul.Tensor, _aten.bitwise_and.Tensor, _aten.bitwise_or.Tensor, _aten.logical_or.default})
+_COUNTS = frozenset({_aten.sum.dim_IntList, _aten.count_nonzero.dim_IntList})
+"""Counts of a mask along dimensions: nobody knows the mask, of which all positions are taken where they are asked for."""
 _IS_LESS = _aten.lt.Scalar
 _SETTLED_BY = {
     _aten.bitwise_and.Tensor: False,
@@ -267,6 +270,8 @@ def _answer(func: Any, args: tuple[Any, ...], out: torch.Tensor) -> None:
         remember(out, torch.zeros(out.shape, dtype=out.dtype))
     elif func in _COMPARES and _is_of_finite(args):
         remember(out, torch.full(out.shape, _COMPARES[func], dtype=out.dtype))
+    elif func in _COUNTS and out.numel() > 1 and args[0].dtype is torch.bool:
+        remember(out, torch.full(out.shape, args[0].numel() // out.numel(), dtype=out.dtype))
     elif func is _IS_LESS and out.numel() == 1 and args[1] == 0:
         remember(out, torch.zeros(out.shape, dtype=out.dtype))  # as one, for which a single number is taken
     elif func in _SETTLED_BY and out.dtype is torch.bool:
@@ -358,11 +363,16 @@ def _known_argument(argument: Any) -> Any:
 #
 # The statement that asks decides: what guards an ``assert``, a ``raise`` or an exit lets it pass, what would only
 # leave a function, a loop or one round of it stays there, and anything else is true. A condition that comes again and
-# again at one place is answered the other way once, since a loop may wait for it.
+# again at one place is answered the other way once, since a loop may wait for it. A loop that keeps memory for a backward
+# pass in each round is left after a few: its memory is that of its rounds, and nobody knows how many there are.
 
 
 PATIENCE = 100
 """Times that a condition is asked at one place before it is answered the other way."""
+ROUNDS = 3
+"""Rounds of a loop that are followed where each keeps memory."""
+_KEEPS = 1 << 20
+"""Bytes more in each round: not the numbers of a list."""
 _TORCH = str(Path(torch.__file__).parent)
 _BETWEEN = (f"{PACKAGE_FOLDER}/", *(f"{_TORCH}/{part}" for part in ("_", "overrides.py", "utils/_")))
 """Files whose code runs between the one that asks and us."""
@@ -377,10 +387,17 @@ _Where = Callable[[dis.Instruction], bool | None]
 
 
 class Conditions:
-    """Answers the conditions of one script."""
+    """Answers the conditions of one script.
 
-    def __init__(self) -> None:
+    Attributes:
+        open: Loops that were left though each round keeps memory, as reasons why the script's need is not known.
+    """
+
+    def __init__(self, held_bytes: Callable[[], int] = lambda: 0) -> None:
         self._times: Counter[tuple[CodeType, int]] = Counter()
+        self._held_bytes = held_bytes
+        self._held: dict[tuple[CodeType, int], list[int]] = {}
+        self.open: dict[str, None] = {}
 
     def answer(self) -> tuple[bool, str]:
         """Return the answer to the condition that the running code asks, and what is to be said of it."""
@@ -391,10 +408,22 @@ class Conditions:
         truth, ends = _reply(*asked)
         if ends:
             return truth, "a condition on values would end the script; it was answered so that the script goes on"
+        if torch.is_grad_enabled() and _is_of_loop(*asked) and self._keeps(asked):
+            place = f"the loop at {frame.f_code.co_filename}:{frame.f_lineno}"
+            self.open[f"{place} goes round as often as values say, and keeps memory: {ROUNDS} rounds were followed"] = None
+            return False, f"a loop on values, each round of which keeps memory; it was left after {ROUNDS}"
         self._times[asked] += 1
         if self._times[asked] % PATIENCE == 0:
             return not truth, f"a condition on values, asked {PATIENCE} times; once it was taken as {_said(not truth)}"
         return truth, f"a condition on values; it was taken as {_said(truth)}"
+
+    def _keeps(self, asked: tuple[CodeType, int]) -> bool:
+        """Whether memory grew in each of the last rounds of a loop, which then begins anew."""
+        held = [*self._held.pop(asked, []), self._held_bytes()][-ROUNDS:]
+        grows = len(held) == ROUNDS and all(after - before >= _KEEPS for before, after in pairwise(held))
+        if not grows:
+            self._held[asked] = held
+        return grows
 
 
 def _said(truth: bool) -> str:
@@ -402,10 +431,23 @@ def _said(truth: bool) -> str:
 
 
 @cache
+def _is_of_loop(code: CodeType, offset: int) -> bool:
+    """Whether an instruction asks for a truth value on which a ``while`` goes on."""
+    instructions, at = _at(code, offset)
+    path = _path_to(_tree(code.co_filename), instructions[at])
+    return bool(path) and isinstance(path[-1], ast.While)
+
+
+def _at(code: CodeType, offset: int) -> tuple[list[dis.Instruction], int]:
+    """Return the instructions of a code, and which of them is at an offset."""
+    instructions = list(dis.get_instructions(code))
+    return instructions, bisect_right(instructions, offset, key=lambda one: one.offset) - 1
+
+
+@cache
 def _reply(code: CodeType, offset: int) -> tuple[bool, bool]:
     """Return the answer for an instruction that asks for a truth value, and whether the other would end the script."""
-    instructions = list(dis.get_instructions(code))
-    at = bisect_right(instructions, offset, key=lambda one: one.offset) - 1
+    instructions, at = _at(code, offset)
     path = _path_to(_tree(code.co_filename), instructions[at])
     match path[-1] if path else None:
         case ast.Assert() as statement:

@@ -38,6 +38,16 @@ assert torch.bincount(labels.flatten(), minlength=2).shape == (2,)
 assert batch.new([2.5]).item() == 2.5 and batch.new(3, 2).shape == (3, 2) and batch.new(labels.shape).shape == (4, 3)
 values, where = torch.unique(labels, return_inverse=True)
 assert values.ndim == 1 and where.shape == labels.shape
+rows_of_labels, of_row, times = torch.unique(labels, dim=0, return_inverse=True, return_counts=True)
+assert rows_of_labels.shape[1:] == (3,) and of_row.shape == (4,) and times.shape == rows_of_labels.shape[:1]
+runs, lengths = torch.unique_consecutive(labels, return_counts=True)
+assert runs.shape == lengths.shape and torch.unique_consecutive(labels, dim=1).shape[0] == 4
+solved = torch.linalg.lstsq(torch.randn(2, 6, 5, device=device, requires_grad=True), torch.randn(2, 6, 3, device=device))
+assert solved.solution.shape == (2, 5, 3) and (not on_gpu or solved.residuals.shape == (2, 3))
+solved.solution.sum().backward()
+chosen = torch.randn(4, 3, device=device) > 0
+counts = chosen.sum(0).tolist()  # as many as there are positions, for each column: mixtures of experts split so
+assert [len(part) for part in chosen.T.nonzero().split(counts)] == counts
 experts = torch.randn(2, 8, 16, device=device, requires_grad=True)
 ends = torch.tensor([1, 4], dtype=torch.int32, device=device)
 products = nn.functional.grouped_mm(batch, experts, offs=ends)

@@ -8,9 +8,10 @@ from types import FunctionType
 from typing import Any
 
 import pytest
+import torch
 
 from dryfit.gpu import values
-from dryfit.gpu.values import PATIENCE, Conditions
+from dryfit.gpu.values import PATIENCE, ROUNDS, Conditions
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +23,8 @@ def asked_from_c(monkeypatch: pytest.MonkeyPatch) -> None:
 class Unknown:
     """A value of which only a :class:`Conditions` says whether it is true."""
 
-    def __init__(self) -> None:
-        self.conditions = Conditions()
+    def __init__(self, held_bytes: Callable[[], int] = lambda: 0) -> None:
+        self.conditions = Conditions(held_bytes)
         self.said: list[str] = []
 
     def __bool__(self) -> bool:
@@ -116,6 +117,16 @@ def test_every_loop_ends(tmp_path: Path, loop: str) -> None:
     function(tmp_path, loop)(unknown)
     assert len(unknown.said) <= 2 * PATIENCE  # a loop's test stands at its beginning and at its end
     assert len(unknown.said) in (0, 1) or f"asked {PATIENCE} times" in unknown.said[-1]
+
+
+@pytest.mark.parametrize(("each", "has_gradient"), [(2**21, True), (2**21, False), (512, True)])
+def test_a_loop_that_keeps_memory_is_left_soon_and_told(tmp_path: Path, each: int, has_gradient: bool) -> None:
+    unknown = Unknown(lambda: each * len(unknown.said))
+    with torch.set_grad_enabled(has_gradient):
+        function(tmp_path, LOOPS[0])(unknown)
+    soon = each > 2**20 and has_gradient
+    assert (len(unknown.said) <= ROUNDS + 1) is soon
+    assert [f"{tmp_path}/asks.py:4" in text for text in unknown.conditions.open] == [True] * soon
 
 
 def test_what_only_leaves_is_answered_so_that_more_runs(tmp_path: Path) -> None:
