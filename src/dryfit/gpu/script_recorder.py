@@ -5,7 +5,6 @@ import os
 import site
 import sys
 import sysconfig
-import traceback
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -447,8 +446,13 @@ def _holds_installed(folder: str) -> bool:
 
 def runs_in(names: frozenset[str], file_end: str) -> bool:
     """Whether a function of one of these names, in a file that ends so, is running."""
-    codes = (frame.f_code for frame, _ in traceback.walk_stack(sys._getframe(1)))
-    return any(code.co_name in names and code.co_filename.endswith(file_end) for code in codes)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in names and code.co_filename.endswith(file_end):
+            return True
+        frame = frame.f_back
+    return False
 
 
 FREE = "free"

@@ -73,7 +73,7 @@ _OF_MASKS = frozenset({_CONVERTS, *_QUANTIFIES})
 _NEGATES = frozenset({_aten.bitwise_not.default, _aten.logical_not.default})
 _JOINS = frozenset({_aten.mul.Tensor, _aten.bitwise_and.Tensor, _aten.bitwise_or.Tensor, _aten.logical_or.default})
 _COUNTS = frozenset({_aten.sum.dim_IntList, _aten.count_nonzero.dim_IntList})
-"""Counts of a mask along dimensions: nobody knows the mask, of which all positions are taken where they are asked for."""
+"""Counts of a mask along dimensions: where nobody knows the mask, all of its positions are taken."""
 _IS_LESS = _aten.lt.Scalar
 _SETTLED_BY = {
     _aten.bitwise_and.Tensor: False,
@@ -363,8 +363,8 @@ def _known_argument(argument: Any) -> Any:
 #
 # The statement that asks decides: what guards an ``assert``, a ``raise`` or an exit lets it pass, what would only
 # leave a function, a loop or one round of it stays there, and anything else is true. A condition that comes again and
-# again at one place is answered the other way once, since a loop may wait for it. A loop that keeps memory for a backward
-# pass in each round is left after a few: its memory is that of its rounds, and nobody knows how many there are.
+# again at one place is answered the other way once, since a loop may wait for it. A loop that keeps memory for a
+# backward pass in each round is left after a few: its memory is that of its rounds, and nobody knows how many they are.
 
 
 PATIENCE = 100
@@ -409,8 +409,8 @@ class Conditions:
         if ends:
             return truth, "a condition on values would end the script; it was answered so that the script goes on"
         if torch.is_grad_enabled() and _is_of_loop(*asked) and self._keeps(asked):
-            place = f"the loop at {frame.f_code.co_filename}:{frame.f_lineno}"
-            self.open[f"{place} goes round as often as values say, and keeps memory: {ROUNDS} rounds were followed"] = None
+            place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            self.open[f"values end the loop at {place}, and each round keeps memory: {ROUNDS} were followed"] = None
             return False, f"a loop on values, each round of which keeps memory; it was left after {ROUNDS}"
         self._times[asked] += 1
         if self._times[asked] % PATIENCE == 0:

@@ -42,7 +42,8 @@ rows_of_labels, of_row, times = torch.unique(labels, dim=0, return_inverse=True,
 assert rows_of_labels.shape[1:] == (3,) and of_row.shape == (4,) and times.shape == rows_of_labels.shape[:1]
 runs, lengths = torch.unique_consecutive(labels, return_counts=True)
 assert runs.shape == lengths.shape and torch.unique_consecutive(labels, dim=1).shape[0] == 4
-solved = torch.linalg.lstsq(torch.randn(2, 6, 5, device=device, requires_grad=True), torch.randn(2, 6, 3, device=device))
+left, right = torch.randn(2, 6, 5, device=device, requires_grad=True), torch.randn(2, 6, 3, device=device)
+solved = torch.linalg.lstsq(left, right)
 assert solved.solution.shape == (2, 5, 3) and (not on_gpu or solved.residuals.shape == (2, 3))
 solved.solution.sum().backward()
 chosen = torch.randn(4, 3, device=device) > 0
