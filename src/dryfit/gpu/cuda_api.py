@@ -6,7 +6,7 @@ Patched for the life of the process. Functions that libraries look up when they 
 import os
 from collections.abc import Callable
 from enum import IntEnum
-from functools import partial
+from functools import partial, wraps
 from inspect import unwrap
 from itertools import count
 from types import SimpleNamespace
@@ -35,6 +35,18 @@ _CUDA_VERSION = "12.8"
 
 def _happened(*_: Any, **__: Any) -> None:
     """Do nothing: it has happened."""
+
+
+def _of_the_host(begin: Callable[..., None]) -> Callable[..., None]:
+    """Let a profiler record the host alone: for each operator that has no event on a device it would warn, at length."""
+
+    @wraps(begin)
+    def begun(
+        self: Any, enabled: bool = True, *, use_cuda: bool = False, use_device: str | None = None, **options: Any
+    ) -> None:
+        begin(self, enabled, use_device=None if use_cuda or use_device == "cuda" else use_device, **options)
+
+    return begun
 
 
 class CudaStream:
@@ -329,6 +341,7 @@ class CudaApi:
         torch.Tensor.record_stream = lambda tensor, *_, **__: None  # pyright: ignore
         profiler.emit_nvtx.__enter__ = lambda self: self
         profiler.emit_nvtx.__exit__ = _happened
+        profiler.profile.__init__ = _of_the_host(profiler.profile.__init__)
         if torch.version.cuda is None:
             torch.version.cuda = _CUDA_VERSION  # pyright: ignore
 

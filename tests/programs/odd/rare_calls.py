@@ -55,6 +55,11 @@ products = nn.functional.grouped_mm(batch, experts, offs=ends)
 assert products.shape == (4, 16)
 products.square().mean().backward()
 assert experts.grad is not None and experts.grad.shape == experts.shape
+with torch.profiler.profile() as recorded, torch.autograd.profiler.record_function("once"):
+    model(batch)
+assert "once" in recorded.key_averages().table(sort_by="cuda_time_total")
+# A device without events makes torch write a stack for each operator.
+assert not on_gpu or torch.autograd.profiler.profile(use_device="cuda").use_device is None
 for _ in range(3):
     if on_gpu:
         torch.cuda.nvtx.range_push("step")
