@@ -38,7 +38,7 @@ def _happened(*_: Any, **__: Any) -> None:
 
 
 def _of_the_host(begin: Callable[..., None]) -> Callable[..., None]:
-    """Let a profiler record the host alone: for each operator that has no event on a device it would warn, at length."""
+    """Let a profiler record the host alone: for each operator without an event on a device it warns at length."""
 
     @wraps(begin)
     def begun(
