@@ -130,8 +130,10 @@ class StandIns(TorchDispatchMode):
 
     def unique_run(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         """No value, or row along a dimension, follows one like it."""
-        tensor, inverse, counts, dim = (*args, *(None, False, False, None)[len(args) :])
-        return self.unique((tensor, True, inverse, counts)) if dim is None else _each_row(tensor, dim, inverse, counts)
+        inverse, counts, dim = (*args[1:], *(False, False, None)[len(args) - 1 :])
+        return (
+            self.unique((*args[:1], True, inverse, counts)) if dim is None else _each_row(args[0], dim, inverse, counts)
+        )
 
     def unique_rows(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         """No row along a dimension is there twice."""

@@ -48,6 +48,9 @@ _UNINITIALIZED = frozenset(
 )
 _RESIZES = frozenset({_aten.resize_.default, _aten.resize_as_.default})
 _SETS = frozenset({_aten.copy_.default, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default})
+_FILLS = frozenset({_aten.new_zeros.default, _aten.new_ones.default, _aten.new_full.default})
+_FILLS_LIKE = frozenset({_aten.zeros_like.default, _aten.ones_like.default, _aten.full_like.default})
+"""They take size and type of a tensor whose values do not matter; the others its type alone."""
 _KEEPS_VALUE = _aten._amp_update_scale_.default
 _PLACE = (math.sqrt(5) - 1) / 2
 """Where in a vocabulary a token is drawn: special ones are its first or its last, and so are those of several beams."""
@@ -220,6 +223,8 @@ def carry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) ->
     outs = list(out) if isinstance(out, list | tuple) else [out]
     if not outs or any(type(one) is not FakeTensor or not _is_small(one) for one in outs):
         return
+    if func in _FILLS or func in _FILLS_LIKE:
+        args = (torch.empty(outs[0].shape if func in _FILLS_LIKE else (), dtype=args[0].dtype), *args[1:])
     value = _computed(func, args, kwargs)
     if value is None:
         _answer(func, args, outs[0])

@@ -46,6 +46,12 @@ left, right = torch.randn(2, 6, 5, device=device, requires_grad=True), torch.ran
 solved = torch.linalg.lstsq(left, right)
 assert solved.solution.shape == (2, 5, 3) and (not on_gpu or solved.residuals.shape == (2, 3))
 solved.solution.sum().backward()
+every_second = model.weight.new_zeros(8, dtype=torch.bool)  # what is made like a weight knows its own values
+every_second[::2] = True
+put = torch.zeros_like(batch)
+put[:, every_second] = model.weight[0, :4]
+put.sum().backward()
+assert batch[:, every_second].shape == (4, 4)
 chosen = torch.randn(4, 3, device=device) > 0
 counts = chosen.sum(0).tolist()  # as many as there are positions, for each column: mixtures of experts split so
 assert [len(part) for part in chosen.T.nonzero().split(counts)] == counts
