@@ -131,9 +131,9 @@ class StandIns(TorchDispatchMode):
     def unique_run(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         """No value, or row along a dimension, follows one like it."""
         inverse, counts, dim = (*args[1:], *(False, False, None)[len(args) - 1 :])
-        return (
-            self.unique((*args[:1], True, inverse, counts)) if dim is None else _each_row(args[0], dim, inverse, counts)
-        )
+        if dim is None:
+            return self.unique((args[0], True, inverse, counts))
+        return _each_row(args[0], dim, bool(inverse), bool(counts))
 
     def unique_rows(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         """No row along a dimension is there twice."""
