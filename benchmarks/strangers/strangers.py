@@ -154,6 +154,7 @@ class Field:
             "TIKTOKEN_CACHE_DIR": str(self.working / "tiktoken"),
             "TORCH_HOME": str(self.working / "torch"),
             "STRANGERS_MADE": str(self.working),
+            **dict(pair.split("=", 1) for pair in row.variables),
         }
 
 

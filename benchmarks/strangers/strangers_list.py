@@ -56,6 +56,7 @@ class Row:
         options: Other options of it.
         packages: Modules that must be importable, or requirements with versions.
         versions: Requirements that the script needs in other versions than those here: in an environment of its own.
+        variables: Of its environment, ``NAME=VALUE``, that the repository says must be set.
         path: Folders within the checkout that are on ``PYTHONPATH``, as after ``pip install -e``.
         makes: Makers of inputs with their arguments, one a text: functions of ``stranger_inputs``.
         by_hand: Arithmetic of :data:`PARTS`, in bytes; other names may stand before them.
@@ -72,6 +73,7 @@ class Row:
     options: str = ""
     packages: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
     path: tuple[str, ...] = ()
     makes: tuple[str, ...] = ()
     by_hand: Mapping[str, str] = field(default_factory=dict)
@@ -89,7 +91,7 @@ class Row:
         words = {
             name: value
             for name, value in asdict(self).items()
-            if name not in _OF_ESTIMATE and (value or name != "versions")
+            if name not in _OF_ESTIMATE and (value or name not in ("versions", "variables"))
         }
         return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:12]
 
