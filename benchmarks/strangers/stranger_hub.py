@@ -848,6 +848,7 @@ ROWS: dict[str, tuple[str, dict[str, str], Callable]] = {
 """Names (with a config after a colon where there are several), the config, splits with their share of rows, a row."""
 
 
+ROWS["c4"] = ROWS["allenai/c4"]
 KINDS = {
     "nyu-mll/glue": {"label": ClassLabel(names=["not_equivalent", "equivalent"])},
     "beans": {"labels": ClassLabel(names=["angular_leaf_spot", "bean_rust", "healthy"])},
