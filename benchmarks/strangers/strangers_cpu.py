@@ -18,13 +18,15 @@ class Spent:
 
     def __init__(self) -> None:
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
-        self._before = _ended()
+        self._before, self._most = _ended(), 0.0
 
     def seconds(self) -> float:
         """Return the seconds until now."""
         stats = dict(filter(None, map(_read, Path("/proc").glob("[0-9]*/stat"))))
         below = _below(os.getpid(), {process: parent for process, (parent, _) in stats.items()})
-        return _ended() - self._before + sum(stats[process][1] for process in below)
+        now = _ended() - self._before + sum(stats[process][1] for process in below)
+        self._most = max(self._most, now)  # those of a process that nobody waited for are lost with the process
+        return self._most
 
 
 def _ended() -> float:
