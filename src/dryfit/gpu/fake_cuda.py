@@ -133,11 +133,17 @@ class StandIns(TorchDispatchMode):
         inverse, counts, dim = (*args[1:], *(False, False, None)[len(args) - 1 :])
         if dim is None:
             return self.unique((args[0], True, inverse, counts))
-        return _each_row(args[0], dim, bool(inverse), bool(counts))
+        return self._each_row(args[0], dim, bool(inverse), bool(counts))
 
     def unique_rows(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         """No row along a dimension is there twice."""
-        return _each_row(*args[:2], *(*args[3:], False, False)[:2])
+        return self._each_row(*args[:2], *(*args[3:], False, False)[:2])
+
+    def _each_row(self, tensor: torch.Tensor, dim: int, inverse: bool, counts: bool) -> tuple[torch.Tensor, ...]:
+        shape = list(tensor.shape)
+        shape[dim] = rows = self.rows(tensor.shape[dim])
+        sizes = (tensor.shape[dim] if inverse else 0, rows if counts else 0)
+        return tensor.new_empty(shape), *(tensor.new_empty((size,), dtype=torch.int64) for size in sizes)
 
     def lstsq(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         """Solutions are the first rows of a copy of the right sides; CUDA's driver gives no rank (``gels``)."""
@@ -214,12 +220,6 @@ class StandIns(TorchDispatchMode):
     def allclose(self, _args: tuple[Any, ...]) -> bool:
         """Two tensors are close to each other."""
         return True
-
-
-def _each_row(tensor: torch.Tensor, dim: int, inverse: bool, counts: bool) -> tuple[torch.Tensor, ...]:
-    """Return all rows along a dimension, and as many numbers where they are asked for."""
-    sizes = (tensor.shape[dim] if asked else 0 for asked in (inverse, counts))
-    return tensor.new_empty(tensor.shape), *(tensor.new_empty((size,), dtype=torch.int64) for size in sizes)
 
 
 OUT_VARIANTS = frozenset({_aten.addmm.dtype_out, _aten.baddbmm.dtype_out})
