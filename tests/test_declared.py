@@ -49,6 +49,11 @@ def found() -> list[Import]:
 
 def test_what_is_imported_is_declared(found):
     assert {"torch", "sklearn", "peft", "pynvml", "bitsandbytes", "google"} <= {item.package for item in found}
+    # With nothing declared each is told, and with everything in extras each whose absence is not met.
+    known, written = declared(PYPROJECT, without=()), [item for item in found if not item.only_text]
+    assert len(undeclared(found, Declared(frozenset(), frozenset()), HOMES)) == len(written)
+    in_extras = Declared(always=frozenset(), extras=known.always | known.extras)
+    assert len(undeclared(found, in_extras, HOMES)) == sum(not item.guarded for item in written)
     # Where `search` or `tasks` is absent, the command says so: tests/contract/test_light_install.py.
     assert not undeclared(found, declared(PYPROJECT, met=("search", "tasks")), HOMES)
 
@@ -124,63 +129,3 @@ def test_every_dependency_of_users_is_on_the_page_of_licenses_with_one():
     for name, license_ in others:
         plain = licenses.KNOWN.search(license_) and not licenses.COPYLEFT.search(license_)
         assert plain or f"{name.strip('*')} (" in head, "what needs a look is named above the tables"
-
-
-@pytest.mark.parametrize(
-    ("said", "found"),
-    [
-        ({"expression": "BSD-3-Clause AND Zlib", "text": "BSD"}, "BSD-3-Clause AND Zlib"),
-        ({"text": "Apache License, Version 2.0"}, "Apache-2.0"),
-        ({"text": "Copyright (c) of somebody", "classifiers": ["BSD License"]}, "BSD"),
-        ({"classifiers": ["GNU General Public License v3 (GPLv3)"]}, "GPL-3.0"),
-        ({"text": "ours alone"}, "unknown"),
-    ],
-)
-def test_a_license_is_read_from_metadata(said, found):
-    assert licenses.license_of({"expression": "", "text": "", "classifiers": [], **said}) == found
-
-
-MADE_UP = {
-    "project": {
-        "dependencies": ["here[fast]>=1", "scikit-learn", "idle"],
-        "optional-dependencies": {"more": ["Extra_One>=2"], "dev": ["tool"]},
-    }
-}
-ONLY_EXTRA = "imports extra_one: only an extra brings it, and nothing meets its absence"
-MADE_UP_HOMES = {
-    "here": ["here"],
-    "sklearn": ["scikit-learn"],
-    "extra_one": ["extra-one"],
-    "tool": ["tool"],
-    "no": ["no"],
-}
-
-
-@pytest.mark.parametrize(
-    ("source", "wrong"),
-    [
-        ("import here.part\nfrom sklearn import metrics\nimport os.path\nfrom . import beside", []),
-        ("import no", ["a.py:1 imports no: not declared"]),
-        ("def f():\n    if True:\n        from no.part import name", ["a.py:3 imports no: not declared"]),
-        ("import tool", ["a.py:1 imports tool: not declared"]),
-        ("try:\n    import no\nexcept ImportError:\n    no = None", ["a.py:2 imports no: not declared"]),
-        ("import extra_one", [f"a.py:1 {ONLY_EXTRA}"]),
-        (
-            "try:\n    import extra_one\nexcept KeyError:\n    pass",
-            [f"a.py:2 {ONLY_EXTRA}"],
-        ),
-        ("try:\n    import extra_one\nexcept (KeyError, ModuleNotFoundError):\n    pass", []),
-        ("from importlib import import_module\nimport_module('no.part')", ["a.py:2 imports no: not declared"]),
-        ("import importlib.util\nimportlib.util.find_spec('extra_one')", []),
-        ("import importlib.util\nimportlib.util.find_spec('no')", ["a.py:2 imports no: not declared"]),
-    ],
-)
-def test_what_is_not_declared_is_found(source, wrong):
-    assert undeclared(imports("a.py", source), declared(MADE_UP), MADE_UP_HOMES) == wrong
-
-
-def test_what_is_not_used_is_found():
-    found = imports("a.py", "import here\ndef f():\n    import sklearn.metrics\nNAME = 'extra_one'")
-    assert unused(found, declared(MADE_UP), MADE_UP_HOMES) == {"idle", "extra-one"}
-    found += imports("b.py", "from importlib import import_module\nNAME = 'extra_one'\nimport_module(NAME)")
-    assert unused(found, declared(MADE_UP), MADE_UP_HOMES) == {"idle"}

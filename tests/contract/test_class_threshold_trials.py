@@ -78,27 +78,6 @@ def test_with_validation_it_is_the_one_that_validation_chose(
     assert [one["label"] for one in said] == [int(one["probabilities"][1] > at) for one in said]
 
 
-def test_each_of_several_labels_has_its_own(encoder: Path, tmp_path: Path) -> None:
-    trial = trials.Trial(tmp_path, encoder=encoder, data=tiny.multi_label_data(tmp_path / "data"), **TABLES)
-    trial.run()
-    facts = json.loads((tmp_path / "best" / "dryfit.json").read_text("utf-8"))
-    fitted = facts["input"]["fitted"]
-    assert list(fitted) == ["class_threshold_0", "class_threshold_1", "class_threshold_2"]
-    said = predicted(tmp_path / "best", trial.data.validation, tmp_path / "out.jsonl")
-    for one in said:
-        assert one["label"] == [c for c, p in enumerate(one["probabilities"]) if p > fitted[f"class_threshold_{c}"]]
-    truth = [row["label"] for row in trials.read_lines(trial.data.validation)]
-
-    def mean(labels: list[list[int]]) -> float:
-        found = [f1_score([c in row for row in truth], [c in row for row in labels], zero_division=0) for c in range(3)]
-        return sum(found) / 3
-
-    assert facts["metrics"]["f1_macro"] == pytest.approx(mean([one["label"] for one in said]), abs=1e-12)
-    assert facts["metrics"]["f1_macro"] > mean(
-        [[c for c in range(3) if one["probabilities"][c] >= 0.5] for one in said]
-    )
-
-
 def test_classes_and_spans_are_both_fitted(encoder: Path, tmp_path: Path) -> None:
     data = spans.both_data(tmp_path / "data", train=16, validation=8, criterion_repeated=5)
     tables = trials.merged(TABLES, {"train": {"max_length": 40}, "span": {"doc_stride": 6}})

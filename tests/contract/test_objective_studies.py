@@ -194,27 +194,6 @@ def test_global_generators_are_seeded_per_trial(tmp_path: Path) -> None:
     assert values[0][0] != values[0][1]
 
 
-def test_several_goals_are_kept(tmp_path: Path) -> None:
-    goals = {"error": "minimize", "gain": "maximize"}
-    folder = tmp_path / "study"
-    result = dryfit.tune(
-        objective=objectives.several,
-        space={"x": {"low": 0.0, "high": 1.0}},
-        direction=goals,
-        trials=3,
-        folder=folder,
-        search={**RANDOM, "enqueue": [{"x": 0.25}, {"x": 1}]},
-    )
-    assert [trial.params["x"] for trial in fold(folder).trials][:2] == [0.25, 1.0]
-    created = fold(folder).created
-    assert created is not None
-    assert [(goal.name, goal.direction) for goal in (*created.also,)] == [("gain", "maximize")]
-    assert (created.metric, created.direction) == ("error", "minimize")
-    assert result.summary.trials.complete == 3
-    for trial in fold(folder).trials:
-        assert (trial.value, trial.also) == (trial.params["x"] ** 2, (-trial.params["x"],))
-
-
 def test_a_request_to_stop_reaches_the_function_and_the_trial_goes_on(tmp_path: Path) -> None:
     folder = interrupted(tmp_path / "study", study_file(tmp_path, 'function = "objectives:waits"\n', trials=1)).folder
     assert fold(folder).trials[0].outcome is None

@@ -8,12 +8,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
 
 # In a process of its own each: what is set there cannot be taken back.
 SCRIPT = """

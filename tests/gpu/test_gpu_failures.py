@@ -23,11 +23,6 @@ from dryfit.settings.wire import Note, Report, Verdict
 from gpu_jobs import WRONG
 from runtime_jobs import Harness, until_dead
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
 LIMITS = ChildLimits(start_s=120.0, hang_s=60.0, total_s=None, stop_grace_s=60.0)
 
 

@@ -9,15 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-import torch
-
 import tiny
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
 
 # In a process of its own each: a peak is that of the whole process.
 SCRIPT = """

@@ -11,11 +11,6 @@ import torch
 import dryfit
 import tiny
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
 def test_a_model_on_the_device_equals_the_one_on_the_host(tmp_path: Path, dtype: torch.dtype | None) -> None:

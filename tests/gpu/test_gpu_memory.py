@@ -24,11 +24,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from gpu_memory_history import compare, read_snapshot
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
 GIB = 2**30
 OF_TASKS = {
     "share-bf16": (BuiltInTask.SHARE, {}),

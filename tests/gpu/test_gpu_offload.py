@@ -17,11 +17,6 @@ from dryfit.settings.tables import OptimSettings
 from dryfit.settings.training_messages import TrainResult
 from dryfit.training.optimizer import OptimizerPlan, make_optimizer
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
 # Without dropout: the device's own random numbers are the same in both runs, but the sums need not be.
 TABLES: dict[str, dict[str, Any]] = {
     "train": {"evals_per_epoch": 2},

@@ -19,11 +19,6 @@ from dryfit.settings.trial import Outcome
 from dryfit.settings.wire import MARKER_VARIABLE
 from study_runs import fold, run, write_study
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
 MIB = 2**20
 HOLD = """
 import sys, time, torch

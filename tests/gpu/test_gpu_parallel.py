@@ -19,11 +19,6 @@ from dryfit.parallel.apply import apply
 from dryfit.parallel.collectives import AbsentRanks, RegionStream
 from rank_loading import LoadedRank
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
 # NCCL takes one process for each device.
 SCRIPT = """
 import json, os, sys

@@ -12,11 +12,6 @@ from dryfit.settings.memory_terms import VerdictKind
 from dryfit.training.resolve import device_specs
 from study_runs import fold, run, write_study
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
 
 def test_the_device_that_is_there() -> None:
     spec = device_specs(torch.cuda.device_count())[0]

@@ -17,11 +17,6 @@ from dryfit.settings.memory_terms import OptimizerImpl
 from dryfit.settings.tables import OptimSettings
 from dryfit.training.optimizer import IMPLEMENTATIONS, OptimizerPlan, make_optimizer
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
 
 def run(folder: Path, **tables: Any) -> dict[str, Any]:
     """What a trial on the device came to, in a process of its own: what it sets cannot be taken back."""

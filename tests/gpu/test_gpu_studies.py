@@ -6,15 +6,9 @@ python -m pytest tests/gpu -m gpu
 from pathlib import Path
 
 import pytest
-import torch
 
 from dryfit.settings.trial import Outcome
 from study_runs import ends, fold, run, write_study
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

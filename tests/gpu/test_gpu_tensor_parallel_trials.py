@@ -12,10 +12,7 @@ from dryfit.ledger.events import AttemptEnded
 from dryfit.settings.errors import FailureKind
 from study_runs import ends, events_of, marked_processes, run, write_study
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
-]
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
 QUIET = "\n[regularization]\ndropout = 0.0\nattention_dropout = 0.0\n[head]\ndropout = 0.0\n"
 

@@ -80,11 +80,6 @@ def walk(trial: dryfit.Trial) -> float | None:
     return state["total"]
 
 
-def several(trial: dryfit.Trial) -> tuple[float, float]:
-    """Two goals."""
-    return trial.params["x"] ** 2, -trial.params["x"]
-
-
 def seeded(trial: dryfit.Trial) -> float:
     """What the global generator gives first."""
     return random.random()
