@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 
 from dryfit.documents import live_progress
-from dryfit.documents.live_progress import LiveDisplay, watching
-from dryfit.documents.live_study import LiveStudy, StudyPanel, Vitals, read_vitals, remaining_text
+from dryfit.documents.live_progress import LiveDisplay, watch, watching
+from dryfit.documents.live_study import LiveStudy, StudyFollower, StudyPanel, Vitals, read_vitals, remaining_text
 from dryfit.ledger import events
+from dryfit.ledger.events import SessionClosed
 from dryfit.ledger.folder import StudyLayout
 from dryfit.ledger.replay import StudyState
 from dryfit.settings.choices import BuiltInTask, Direction
@@ -22,12 +23,13 @@ from dryfit.settings.trial import Goal, MetricPoint, Outcome
 from dryfit.settings.wire import Message, Note, Phase, Progress
 from dryfit.study.functions import StudyRun, Turn
 from dryfit.study.observers import Observer
+from ledgers import Script
 
 GOAL = Goal(name="loss", direction=Direction.MINIMIZE)
 BEGAN_S = 1_000_000.0
 
 
-class Script:
+class Happening:
     """A study that happens as written, at times as written."""
 
     def __init__(self, *observers: Observer, total: int = 6, parallel: int = 2, also: tuple[Goal, ...] = ()) -> None:
@@ -106,9 +108,9 @@ class Script:
         return [line.rstrip() for line in out.export_text().splitlines()]
 
 
-def two_running(**settings: Any) -> Script:
+def two_running(**settings: Any) -> Happening:
     """One trial complete after 20 s; one halfway with validations, one just placed."""
-    script = Script(**settings)
+    script = Happening(**settings)
     for number in range(3):
         script.ask(number)
     script.place(0)
@@ -159,7 +161,7 @@ def test_several_goals_have_a_column_each(golden):
 
 
 def test_the_phases_of_planning():
-    script = Script()
+    script = Happening()
     script.ask(0)
     assert cells(script.panel()[1]) == ["0", "waiting"]
     script.say(0, Phase(name="load"))
@@ -173,7 +175,7 @@ def test_the_phases_of_planning():
 
 
 def test_a_resumed_trial_is_judged_by_the_steps_of_its_new_process():
-    script = Script(total=1)
+    script = Happening(total=1)
     script.ask(0)
     script.place(0)
     script.report(0, 0, 0.5)
@@ -195,7 +197,7 @@ def test_a_resumed_trial_is_judged_by_the_steps_of_its_new_process():
 
 def test_early_ends_shorten_the_studys_estimate_but_not_the_trials():
     def left(steps: int) -> tuple[str, str]:
-        script = Script(total=2)
+        script = Happening(total=2)
         script.ask(0)
         script.place(0)
         script.progress(0, 1)
@@ -220,7 +222,7 @@ def test_memory_of_the_device_is_shown_where_it_is_known():
 
 
 def test_a_study_that_is_done_has_nothing_left():
-    script = Script(total=1)
+    script = Happening(total=1)
     script.ask(0)
     script.place(0)
     script.now_s += 5
@@ -264,7 +266,7 @@ def test_one_line_an_event_and_progress_now_and_then(capsys, golden):
 
 def test_a_line_on_a_trial_comes_once_a_minute(capsys, golden):
     clock = Clock()
-    script = Script()
+    script = Happening()
     script.observers = [LiveDisplay(clock=clock, study=script.live)]
     script.ask(0)
     script.place(0)
@@ -282,7 +284,7 @@ def test_of_several_studies_the_lines_say_which(capsys, golden):
     for number in (1, 2):
         turn = Turn(number, 3, f"toy-{number}", Path("/study"))
         lines.on_turn(turn)
-        script = Script(lines)
+        script = Happening(lines)
         script.ask(0)
         script.place(0)
         clock.now_s += 60
@@ -301,19 +303,19 @@ def test_of_several_studies_the_panel_shows_which_and_forgets_the_one_before():
         return [line.rstrip() for line in out.export_text().splitlines()]
 
     panel.on_turn(Turn(1, 2, "first", Path("/first")))
-    script = Script(panel)
+    script = Happening(panel)
     script.ask(0)
     script.place(0)
     panel.on_note("checking")
     assert len(drawn()) == 4 and drawn()[2].startswith("study 1 of 2: first  |  0/6 trials  |  ")
     panel.on_turn(Turn(2, 2, "second", Path("/second")))
     assert drawn() == ["study 2 of 2: second"]
-    Script(panel, total=9)
+    Happening(panel, total=9)
     assert len(drawn()) == 1 and drawn()[0].startswith("study 2 of 2: second  |  0/9 trials  |  ")
 
 
 def test_terms_devices_and_parallelism_are_lines(capsys, golden):
-    script = Script()
+    script = Happening()
     script.observers = [LiveDisplay(clock=Clock(), study=script.live)]
     script.event(events.ParallelSet, parallel=3, reason="a fourth trial does not fit")
     script.event(events.DeviceSetAside, device="1", reason="2.0 GiB are not given back")
@@ -360,7 +362,7 @@ def shown_by_panel(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
     monkeypatch.setattr("sys.stderr", stream)
     with watching(quiet=False) as observer:
         assert observer is not None and observer._live is not None
-        script = Script(observer)
+        script = Happening(observer)
         script.ask(0)
         script.place(0)
         script.progress(0, 5)
@@ -386,3 +388,98 @@ def test_vitals_of_a_real_process_and_of_none(tmp_path):
     assert read_vitals(tmp_path / "gone", 2**22 + 1, 0.0) == Vitals()
     assert read_vitals(tmp_path / "gone", None, 0.0) == Vitals()
     assert live_progress._PROGRESS_EVERY_S == 60.0
+
+
+# ---- ``status --watch``: what is drawn on a terminal, what is printed elsewhere, and when it ends
+
+
+class Watching:
+    """A study that goes on, second by second, while it is watched."""
+
+    def __init__(self, folder: Path) -> None:
+        self.script = Script()
+        self.script.begin()
+        self.folder = folder
+        self.now_s = 0.0
+        self.due: list[tuple[float, Callable[[], None]]] = []
+        self.script.write(folder)
+        self.follower = StudyFollower(StudyLayout(folder), clock=lambda: self.script.now_s, host="elsewhere")
+
+    def at(self, second: float, happens: Callable[[], None]) -> None:
+        self.due.append((second, happens))
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        for one in [one for one in self.due if one[0] <= self.now_s]:
+            self.due.remove(one)
+            one[1]()
+        self.script.write(self.folder)
+
+    def watch(self, out: Console | None = None) -> None:
+        watch(self.follower, out=out, sleep=self.sleep, clock=lambda: self.now_s)
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watching:
+    watching = Watching(tmp_path)
+    script = watching.script
+
+    def fails() -> None:
+        script.ask(0, {})
+        script.place(0)
+        script.fail(0, 1, FailureKind.KILLED, "killed from outside (SIGKILL), nobody knows why", Action.RETRY)
+
+    def completes() -> None:
+        script.place(0, 2)
+        script.finish(0, Outcome.COMPLETE, 0.75)
+
+    watching.at(2, fails)
+    watching.at(40, completes)
+    watching.at(42, lambda: script.say(SessionClosed(reason="done")))
+    return watching
+
+
+def test_off_a_terminal_there_are_lines_now_and_then_and_at_the_end(
+    watched: Watching, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched.watch()
+    printed = capsys.readouterr().out.splitlines()
+    heads = [line for line in printed if line.startswith("study: ")]
+    assert len(heads) == 3  # at once, after half a minute, and at the end
+    assert heads[0].startswith("study: 0/40 trials") and "1/40 trials (1 complete), best f1_macro 0.7500" in heads[2]
+    assert "side by side: 1 (as asked for)" in printed
+    assert any(line.startswith("trial 0: waiting") for line in printed)
+    assert any(line.startswith("1 x killed in trial(s) 0: 1 retry; ") for line in printed)
+    assert printed[-1] == "nobody runs this study now"
+    assert watched.now_s == 42
+
+
+def test_a_terminal_is_drawn_anew_every_second(watched: Watching) -> None:
+    stream = io.StringIO()
+    watched.watch(Console(file=stream, force_terminal=True, width=60, height=20, color_system=None))
+    text = stream.getvalue()
+    assert text.count("side by side: 1") > 40
+    assert "waiting" in text and "1/40 trials (1 complete)" in text
+    assert "nobody runs this study now" in text
+    assert "\x1b[?25h" in text  # the cursor is there again
+    assert not [line for line in text.splitlines() if "SIGKILL" in line]  # cut to the width
+
+
+def test_ctrl_c_leaves_the_terminal_as_it_was(watched: Watching) -> None:
+    def press() -> None:
+        raise KeyboardInterrupt
+
+    watched.at(5, press)
+    stream = io.StringIO()
+    with pytest.raises(KeyboardInterrupt):
+        watched.watch(Console(file=stream, force_terminal=True, width=60, color_system=None))
+    assert stream.getvalue().rstrip().endswith("\x1b[?25h")
+
+
+def test_a_study_that_nobody_runs_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    watching = Watching(tmp_path)
+    watching.script.say(SessionClosed(reason="done"))
+    watching.script.write(tmp_path)
+    watching.watch()
+    assert capsys.readouterr().out.splitlines()[-1] == "nobody runs this study now"
+    assert watching.now_s == 0

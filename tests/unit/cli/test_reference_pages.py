@@ -1,5 +1,6 @@
 """The reference pages have every command, option, key, public name and answer."""
 
+import json
 import re
 from typing import Any
 
@@ -10,30 +11,13 @@ import dryfit
 import json_answers
 from documents import PAGES
 from dryfit.documents.command_line import app
-from dryfit.documents.device_answers import device_answers_json, largest_values_json, step_calibrated_json
-from dryfit.documents.document import Answer, json_of
-from dryfit.documents.memory_checks import check_json
-from dryfit.documents.plans import plan_json
-from dryfit.documents.rehearsals import rehearsal_json
-from dryfit.settings.device_answers import DeviceAnswer, DeviceAnswers
-from dryfit.settings.largest_value import LargestValue
-from dryfit.settings.memory_check import CheckVerdict, Kept, LineChange, MemoryCheck, RunCheck
-from dryfit.settings.memory_terms import DeviceSpec, MemoryCategory, VerdictKind
-from dryfit.settings.plan_messages import CalibrateResult, PlanAnswer
-from dryfit.settings.reach_calibrations import ReachCalibration
+from dryfit.documents.document import Answer, json_text
 from dryfit.settings.study_file_text import CASE_KEYS, TABLES
 from dryfit.settings.task_facts import OWN_TABLE
-from dryfit.study.machine_checks import Diagnosis
-from dryfit.study.planning import PlannedCell, SpacePlan
-from dryfit.study.step_calibrations import StepCalibrated
 from json_answers import ANSWERS, keys_of
+from promises import answers
 from reference_pages import PAGES as MADE
 from reference_pages import command_page, python_page, study_file_page
-from rehearsal_stand_in import GIB, answer_of
-
-DEVICE = DeviceSpec(name="rtx4090", capacity_bytes=24 * GIB)
-REHEARSED = answer_of(40 * GIB, DEVICE)
-PLANNED = PlanAnswer(verdict=VerdictKind.UNKNOWN, device=DEVICE, torch="", planner_s=0.0)
 
 
 def test_each_command_has_its_arguments_and_options() -> None:
@@ -63,84 +47,22 @@ def test_each_public_name_has_a_section() -> None:
         assert f"::: dryfit.{name}\n" in page or f"`dryfit.{name}`" in page, name
 
 
-def keys(told: Any) -> set[str]:
-    told = told if isinstance(told, dict) else told.model_dump(by_alias=True)
-    return set(told)
+def assert_told(told: dict[str, Any], page: dict[str, Any]) -> None:
+    """The keys of an answer, and those of its parts of which the page has a table of their own."""
+    assert set(told) == set(page)
+    for name, value in told.items():
+        (part,) = value if isinstance(value, list) and len(value) == 1 else (value,)
+        keys = getattr(page[name].kind, "keys", None)
+        if isinstance(part, dict) and isinstance(keys, dict) and keys:  # of a plan in a cell the page tells elsewhere
+            assert_told(part, keys)
 
 
-@pytest.mark.parametrize(
-    ("command", "told"),
-    [
-        ("rehearse", rehearsal_json(REHEARSED, with_timeline=True)),
-        ("rehearse --device A,B", device_answers_json(DeviceAnswers((DeviceAnswer(REHEARSED, "rtx4090"),), 1, 2.0))),
-        ("rehearse --largest NAME", largest_values_json([LargestValue("--batch", DEVICE, None, None, None, ())])),
-        ("plan", plan_json(PLANNED)),
-        (
-            "plan (of a search space)",
-            json_of(
-                SpacePlan(
-                    device=DEVICE,
-                    varied=(),
-                    kept={},
-                    cells=(PlannedCell(params={}, checkpointing=False, answer=PLANNED),),
-                    planner_s=1.0,
-                    trials=2,
-                )
-            ),
-        ),
-        ("calibrate", json_of(CalibrateResult())),
-        (
-            "calibrate --time",
-            step_calibrated_json(
-                StepCalibrated(
-                    kept=ReachCalibration(
-                        device="l4",
-                        quantity="tensor",
-                        value=0.5,
-                        measured_s=1.0,
-                        torch="",
-                        watts=None,
-                        day="2026-01-01",
-                        command="train.py",
-                    ),
-                    before=None,
-                    estimated_s=None,
-                )
-            ),
-        ),
-        ("doctor", json_of(Diagnosis(()))),
-    ],
-)
-def test_answers_that_are_put_together_have_the_keys_of_the_page(command: str, told: Any) -> None:
-    assert keys(told) == set(ANSWERS[command])
-    for name in ("devices", "cells"):
-        for one in told.get(name) or ():
-            assert keys(one) == set(ANSWERS[command][name].kind.keys), name
-
-
-def test_the_answer_of_check_has_the_keys_of_the_page() -> None:
-    kept = Kept(allocated_bytes=1, reserved_bytes=1, required_bytes=1, versions={}, lines=())
-    changed = LineChange(
-        line="a.py:1", code="", source="", category=MemoryCategory.WEIGHTS, before_bytes=1, after_bytes=2
-    )
-    run = RunCheck(
-        name="small",
-        command="a.py",
-        device=DEVICE,
-        verdict=CheckVerdict.GREW,
-        fits=True,
-        budget_bytes=1,
-        before=kept,
-        after=kept,
-        lines=(changed,),
-    )
-    told: Any = check_json(MemoryCheck(runs=(run,)))
-    page = ANSWERS["check"]
-    (one,) = told["runs"]
-    assert keys(told) == set(page) and keys(one) == set(page["runs"].kind.keys)
-    for name in ("before", "lines"):
-        (part,) = one[name] if name == "lines" else (one[name],)
-        assert keys(part) == set(page["runs"].kind.keys[name].kind.keys), name
+@pytest.mark.parametrize("name", answers())
+def test_every_answer_has_the_keys_of_the_page(name: str) -> None:
+    told = json.loads(json_text(answers()[name]))
+    command = name.partition(" ")[0]
+    (page, *_) = (page for title, page in ANSWERS.items() if command in title and set(page) == set(told))
+    assert_told(told, page)
 
 
 def kinds(kind: type) -> set[type]:

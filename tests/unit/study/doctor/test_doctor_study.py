@@ -1,11 +1,14 @@
 """What a study's file, folder and record say before anything is run."""
 
 import socket
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import instant
 import ledgers
@@ -14,17 +17,38 @@ from dryfit.ledger.folder import StudyLayout
 from dryfit.ledger.ledger import Ledger, StudyLock
 from dryfit.ledger.replay import StudyState
 from dryfit.search.space import Space
+from dryfit.settings.check_messages import (
+    BatchCheckRequest,
+    BatchCheckResult,
+    BatchWalk,
+    PointCheck,
+    ProbeFailure,
+    ProbeResult,
+    StepCheck,
+)
+from dryfit.settings.errors import ChildError
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.settings.study_file import StudyConfig
 from dryfit.settings.study_file_text import dump_toml
+from dryfit.settings.tables import TrialSettings
+from dryfit.settings.training_messages import ResolveResult, SplitFacts
 from dryfit.settings.trial import Outcome
+from dryfit.settings.wire import ErrorParts
 from dryfit.study.files import disk_need
 from dryfit.study.machine_checks import Finding, FolderFacts, Status, failed
 from dryfit.study.study_checks import (
+    CheckScope,
+    batch_checks,
     cache_finding,
+    covering,
     data_changed,
+    data_findings,
+    device_findings,
     disk_finding,
+    fold_findings,
     lock_finding,
     mirror_finding,
+    model_findings,
     record_findings,
     space_findings,
 )
@@ -184,3 +208,174 @@ def test_disk_is_compared_with_what_is_free_and_what_is_its_own() -> None:
 def test_a_finding_to_act_on_says_how() -> None:
     with pytest.raises(ValueError, match="must say how"):
         failed("study", "disk", "full", "")
+
+
+# ---- What a study's children are asked, and what their answers mean
+
+
+CARD = DeviceSpec(name="A card", capacity_bytes=24 << 30, capability=(7, 5))
+STEP = StepCheck(parameters=100, trainable=80, rows=16, length=30, micro_batch=16, loss=0.7, largest_s=0.5, step_s=0.25)
+NAN = float("nan")
+ERROR = ErrorParts(code="LOAD", doing="reading m", found="shard 2 is missing", hint="get it again")
+
+
+def requests(**tables: dict[str, Any]) -> dict[str, BatchCheckRequest]:
+    config = instant.config(**({"execution": {}} | tables))
+    space = Space.from_config(config)
+    ground = CheckScope(config, space, "print", DeviceKind.CPU, None, 4, 1, Path("/cache"), Path("/scratch"))
+    return batch_checks(ground, space_findings(config, space)[1])
+
+
+def test_one_request_a_model_with_the_largest_batch_and_the_longest_input() -> None:
+    space = {
+        "model.name": ["a", "b"],
+        "train.max_length": [{"choices": [64, 32], "when": {"model.name": "a"}}],
+        "train.batch_size": {"low": 8, "high": 256, "log": True},
+        "loss.name": ["cross_entropy", "focal"],
+    }
+    asked = requests(space=space, execution={"micro_batch": 16})
+    assert set(asked) == {"a", "b"}
+    assert asked["a"].lengths == (32, 64)
+    assert asked["b"].lengths == (160,)
+    trial = asked["a"].trial
+    assert trial.config.settings.train.max_length == 64
+    assert (trial.plan.effective_batch, trial.plan.micro_batch, trial.plan.accumulation) == (256, 16, 16)
+    for name, request in asked.items():
+        assert {point.settings.model.name for point in request.points} == {name}
+        assert {point.settings.loss.name for point in request.points} == {"cross_entropy", "focal"}
+        assert {point.data_fingerprint for point in request.points} == {"print"}
+    assert [*requests()] == ["minilm"]
+    assert requests()["minilm"].points == ()
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["head.pooling", "loss.name", "optim.lr"]), st.sampled_from("abc"))))
+def test_few_points_cover_every_value(drawn: list[dict[str, Any]]) -> None:
+    points = tuple((params, TrialSettings()) for params in drawn)
+    chosen = covering(points)
+
+    def values(some: Any) -> set[tuple[str, str]]:
+        return {pair for params, _ in some for pair in params.items() if pair[0] != "optim.lr"}
+
+    assert values(chosen) == values(points)
+    assert len(chosen) <= min(len(drawn), 6)
+    assert all(one in points for one in chosen)
+
+
+def judged(found: BatchCheckResult | ChildError) -> list[Finding]:
+    (asked,) = requests().values()
+    return list(model_findings("m", asked, found, 160))
+
+
+def walked(*faults: str) -> tuple[BatchWalk, ...]:
+    return (BatchWalk(max_length=64, split="train", rows=160, batches=10, longest=30, faults=faults),)
+
+
+def told(findings: Iterable[Finding]) -> list[tuple[str, ...]]:
+    return [(one.status, one.about, one.check, one.found, one.fix) for one in findings]
+
+
+def test_a_good_model_passes_with_its_times(golden: Golden) -> None:
+    found = judged(BatchCheckResult(walks=walked(), step=STEP))
+    assert {one.status for one in found} == {Status.PASS}
+    golden("doctor", told(found))  # 0.25 s for 16 rows, 160 rows, 2 epochs: 5 s
+
+
+def step(**changes: Any) -> StepCheck:
+    return STEP.model_copy(update=changes)
+
+
+WRONG: dict[str, BatchCheckResult | ChildError] = {
+    "batches": BatchCheckResult(walks=walked("ids of 30")),
+    "step": BatchCheckResult(step=step(loss=NAN)),
+    "step, a parameter": BatchCheckResult(step=step(not_finite=("w",))),
+    "step, the head": BatchCheckResult(step=step(untouched=("head.0.w",))),
+    "step, elsewhere": BatchCheckResult(step=step(untouched=("mask_emb",))),
+    "memory": BatchCheckResult(step=step(micro_batch=4)),
+    "weights": BatchCheckResult(failures=(ProbeFailure(stage="weights", error=ERROR),)),
+    "point head.pooling=max": BatchCheckResult(points=(PointCheck(params={"head.pooling": "max"}, error=ERROR),)),
+    "point loss.name=focal": BatchCheckResult(points=(PointCheck(params={"loss.name": "focal"}, step=step(loss=NAN)),)),
+    "rehearsal": ChildError("rehearsing", "killed by SIGSEGV", hint="see /log.txt"),
+}
+
+
+def test_what_is_wrong_with_a_model(golden: Golden) -> None:
+    found = [one for check, result in WRONG.items() for one in judged(result) if one.check == check.partition(",")[0]]
+    assert len(found) == len(WRONG)
+    golden("doctor", told(found))
+
+
+def read(labels: tuple[str, ...], **splits: SplitFacts) -> ResolveResult:
+    return ResolveResult(
+        data_fingerprint="",
+        splits=splits,
+        revisions={},
+        device=DeviceKind.CPU,
+        device_count=0,
+        versions={},
+        labels=labels,
+    )
+
+
+def test_labels_are_counted_and_an_absent_one_is_said(golden: Golden) -> None:
+    full, part = SplitFacts(rows=5, label_counts={0: 2, 1: 3}), SplitFacts(rows=2, label_counts={1: 2})
+    some, none = (SplitFacts(rows=rows, label_counts={}, with_evidence=count) for rows, count in ((5, 3), (2, 0)))
+    every = [data_findings(read(labels, train=full, validation=part), 2) for labels in ((), ("no", "yes"))]
+    golden("doctor", *map(told, every), told(data_findings(read((), train=some, validation=none), 2)))
+
+
+def test_what_is_remarked_of_the_rows_is_said() -> None:
+    found = judged(BatchCheckResult(remarks=("train: 1 row fits nowhere",)))
+    assert [(one.status, one.check, one.found) for one in found] == [(Status.WARN, "rows", "train: 1 row fits nowhere")]
+
+
+DEVICES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("auto", "fp32", {}),
+    ("auto", "fp16", {"devices": (CARD,)}),
+    ("cuda", "fp32", {}),
+    ("auto", "fp16", {}),
+    *((device, "bf16", {"devices": (CARD,), "bf16": False}) for device in ("cpu", "auto")),
+)
+
+
+def test_devices_and_number_formats_and_a_device_for_each_process(golden: Golden) -> None:
+    def found(execution: dict[str, Any], precision: str, probe: dict[str, Any]) -> list[tuple[str, ...]]:
+        answer = ProbeResult(torch="2.13", cuda_build=None, **probe)
+        return told(device_findings(instant.config(execution=execution), (precision,), answer))
+
+    for_one = [one for device, *rest in DEVICES for one in found({"device": device}, *rest)]
+    counts = [("auto", 4), ("auto", 3), ("auto", 1), ("auto", 0), ("cpu", 1)]
+    for_two = [found({"device": device, "tp": 2}, "fp32", {"devices": (CARD,) * count}) for device, count in counts]
+    golden("doctor", for_one, *for_two)
+
+
+EPOCHS: tuple[dict[str, dict[str, Any]], ...] = (
+    {"train": {"evals_per_epoch": 11, "batch_size": 16}},
+    {"space": {"train.batch_size": [8, 64], "train.evals_per_epoch": [2, 20]}},
+)
+
+
+def test_an_epoch_has_a_step_for_each_validation(golden: Golden) -> None:
+    asked = [request for tables in EPOCHS for request in requests(**tables).values()]
+    every = [model_findings("m", one, BatchCheckResult(walks=walked(), step=STEP), 160) for one in asked]
+    golden("doctor", told(one for findings in every for one in findings if one.check == "validations"))
+
+
+def test_as_many_validations_as_steps_pass() -> None:
+    (asked,) = requests(train={"evals_per_epoch": 10}).values()
+    findings = model_findings("m", asked, BatchCheckResult(walks=walked(), step=STEP), 160)
+    assert {one.status for one in findings} == {Status.PASS}
+
+
+def test_folds_are_counted() -> None:
+    (found,) = fold_findings((11, 9, 10))
+    assert (found.status, found.check, found.found) == (Status.PASS, "folds", "3, of 9 to 11 of 30 rows")
+    assert list(fold_findings(())) == []
+
+
+def test_the_time_of_a_trial_is_that_of_all_its_folds() -> None:
+    (asked,) = requests(data={"folds": 5}).values()
+    held = BatchWalk(max_length=64, split="validation", rows=40, batches=10, longest=30, faults=())
+    answer = BatchCheckResult(walks=(*walked(), held), step=STEP)
+    (time,) = [one for one in model_findings("m", asked, answer, 160) if one.check == "time"]
+    # 0.25 s for 16 rows, four of five parts of 200 rows five times, 2 epochs
+    assert "about 25 s a trial (1600 rows)" in time.found
