@@ -28,7 +28,7 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "gpu/caching_allocator.py": ("property/test_memory_allocator.py", "unit/memory/test_allocator.py"),
     "search/pruning.py": ("property/test_search_pruning.py", "unit/search/test_search_pruning_verdicts.py"),
     "meta/moves.py": ("unit/meta/test_moves.py",),
-    "processes/packing.py": ("property/test_runtime_packing.py", "property/test_packing_mixed.py"),
+    "processes/packing.py": ("property/test_runtime_packing.py",),
     "parallel/axes.py": ("property/test_parallel_axes.py", "unit/parallel/test_axes.py"),
     "plans/ladder.py": ("unit/memory/test_ladder.py",),
     "processes/failures.py": ("unit/runtime/test_runtime_faults.py", "property/test_runtime_deciders.py"),

@@ -1,7 +1,7 @@
 """The validation batch is an execution choice: it changes what a validation takes, and no value that it gives."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig
 
 import tiny
@@ -16,21 +17,24 @@ import tiny_lms
 import trials
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.constants import DeviceConstants
+from dryfit.gpu.events import Shape
 from dryfit.plans.estimate import Device, Lengths, SegmentSource
 from dryfit.plans.ladder import PlannedTrial, plan_by_ladder
 from dryfit.settings.choices import BaseFormat, BuiltInTask
+from dryfit.settings.errors import ConfigError
 from dryfit.settings.execution import ExecutionChoice, ExecutionSettings, PlanSubject
 from dryfit.settings.memory_terms import Confidence, DeviceKind, DeviceSpec, OptimizerImpl, StepPhase, VerdictKind
 from dryfit.settings.plan_messages import MemoryCase, PlanAnswer
 from dryfit.settings.tables import LoraSettings, TrialSettings
 from dryfit.tasks import causal_lm
 from dryfit.tasks.base import Outputs
-from dryfit.training import trainer
+from dryfit.training import model, trainer
 from dryfit.training.batches import evaluation_batches, read_tokens, trial_task
 from dryfit.training.calibrate import planned
-from dryfit.training.measured_step import run_case
-from dryfit.training.model import build_model
-from dryfit.training.step_tracer import StepTracer
+from dryfit.training.measured_step import fill, run_case
+from dryfit.training.model import build_model, cannot_offload_activations, offload_layer_inputs
+from dryfit.training.optimizer import OptimizerPlan
+from dryfit.training.step_tracer import StepTracer, SubjectSteps, step_parts
 from profiled import profiled_peak_bytes
 
 PEFT_ASKS = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -195,3 +199,96 @@ def test_a_validation_takes_what_is_planned_and_fewer_rows_at_once_make_a_trial_
         assert planned(run, cpu(2**40))[0].peak_allocated_bytes == answer.memory.peak_allocated_bytes
         taken = profiled_peak_bytes(lambda run=run: run_case(run, "cpu", Quiet()))
         assert 0.98 <= taken / answer.memory.peak_allocated_bytes <= 1.001
+
+
+# ---- Inputs of checkpointed layers in host memory: the same gradients bit for bit, and refused where it does nothing
+
+SHAPE = Shape(rows=3, length=20)
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "bert": tiny.model,
+    "deberta-v2": lambda folder: tiny.model(folder, "deberta-v2"),
+    "modernbert": lambda folder: tiny.model(folder, "modernbert"),
+    "qwen2": tiny_lms.causal_lm,
+    "gpt2": lambda folder: tiny_lms.causal_lm(folder, "gpt2"),
+}
+
+
+class Copies(saved_tensors_hooks):
+    """Stands in for a device's memory: what is packed is copied, what is unpacked is a copy again."""
+
+    packed: list[tuple[int, ...]] = []  # noqa: RUF012  # the test empties it
+
+    def __init__(self, *, pin_memory: bool) -> None:
+        assert not pin_memory, "there is no device here"
+        super().__init__(self.pack, torch.Tensor.clone)
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.packed.append(tuple(tensor.shape))
+        return tensor.clone()
+
+
+def offloaded(folder: Path, name: str) -> PlanSubject:
+    decoder = name in ("qwen2", "gpt2")
+    tables: dict[str, Any] = {"model": {"name": str(MODELS[name](folder))}}
+    if not decoder:
+        tables["regularization"] = {"dropout": 0.2}
+    return PlanSubject(
+        task=BuiltInTask.CAUSAL_LM if decoder else BuiltInTask.CRITERIA,
+        settings=TrialSettings.model_validate_json(json.dumps(tables)),
+        lora=LoraSettings(r=4, dropout=0.1) if name == "qwen2" else None,
+    )
+
+
+def gradients(asked: PlanSubject, *, reentrant: bool, offload: bool) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    parts = step_parts(asked, checkpointing=True, reentrant=reentrant)
+    if offload:
+        offload_layer_inputs(parts.model)
+    fill(parts.model, "cpu")
+    steps = SubjectSteps(parts, DeviceKind.CPU, OptimizerPlan(impl=OptimizerImpl.PLAIN))
+    batch = steps.batch(SHAPE)
+    for key, values in batch.items():
+        values.random_(0, {"input_ids": 30, "labels": 2}.get(key, 1))
+    batch["attention_mask"].fill_(1)[1:, -5:] = 0
+    torch.manual_seed(1)
+    steps.micro(batch)
+    return {name: one.grad for name, one in parts.model.named_parameters() if one.grad is not None}
+
+
+@PEFT_ASKS
+@pytest.mark.every(2)
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", [*MODELS])
+def test_gradients_are_the_same_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reentrant: bool
+) -> None:
+    if reentrant and name == "deberta-v2":
+        pytest.skip("it shares a tensor between its layers")
+    asked = offloaded(tmp_path, name)
+    kept = gradients(asked, reentrant=reentrant, offload=False)
+    monkeypatch.setattr(model, "save_on_cpu", Copies)
+    Copies.packed.clear()
+    moved = gradients(asked, reentrant=reentrant, offload=True)
+    assert kept.keys() == moved.keys() and kept
+    assert all(torch.equal(kept[one], moved[one]) for one in kept)
+    assert any(bool(one.count_nonzero()) for one in kept.values())
+    # What each layer is recomputed from, and nothing of what it computes.
+    assert {shape[:2] for shape in Copies.packed if len(shape) == 3} == {(SHAPE.rows, SHAPE.length)}
+    assert sum(len(shape) == 3 for shape in Copies.packed) >= 2
+
+
+def test_without_checkpointed_layers_it_is_an_error(tmp_path: Path) -> None:
+    parts = step_parts(offloaded(tmp_path, "bert"), checkpointing=False, reentrant=False)
+    with pytest.raises(ConfigError, match="no layer that transformers checkpoints"):
+        offload_layer_inputs(parts.model)
+
+
+def test_it_is_refused_where_it_does_nothing(tmp_path: Path) -> None:
+    assert cannot_offload_activations(DeviceKind.CUDA) is None
+    assert cannot_offload_activations(DeviceKind.CUDA, processes=2) is not None
+    execution = {"checkpointing": True, "offload_activations": True}
+    trial = trials.small(tmp_path, encoder=tiny.model(tmp_path / "model"), execution=execution)
+    with pytest.raises(ConfigError) as caught:
+        trial.run()
+    assert caught.value.found == "on the CPU they lie in host memory already"
+    assert "execution.offload_activations" in str(caught.value)

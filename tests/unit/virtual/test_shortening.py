@@ -2,7 +2,8 @@
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ class Log:
 def warm() -> None:
     """Let torch import what a first step imports, for all forks."""
     model, optimizer = parts()
-    loss_of(model, (torch.zeros(2, WIDTH), torch.tensor([0, 1]))).backward()
+    loss_of(model, ONE).backward()
     optimizer.step()
 
 
@@ -85,6 +86,18 @@ def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
 def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
     inputs, labels = batch
     return nn.functional.cross_entropy(model(inputs), labels)
+
+
+ONE = (torch.zeros(2, WIDTH), torch.tensor([0, 1]))
+
+
+def train_on(log: Log, batches: Iterable[Any]) -> None:
+    """Take a step on each batch, and say so."""
+    model, optimizer = parts()
+    for batch in batches:
+        loss_of(model, batch).backward()
+        optimizer.step()
+        log.say("step")
 
 
 def evaluate(model: nn.Module, loader: Any) -> int:
@@ -139,42 +152,25 @@ def test_accumulation_beyond_an_evaluations_batches_and_workers(workers: int):
 def test_of_three_steps_that_nobody_named_the_last_is_left_out_where_one_is_long(
     steps: int | None, later: int, seen: int
 ) -> None:
-    def script(log: Log) -> None:
-        model, optimizer = parts()
+    def batches(log: Log) -> Iterator[Any]:
         for number in range(9):
             log.events += later if number else 2 * LONG_STEP  # a first step that is long alone decides nothing
-            loss_of(model, (torch.zeros(2, WIDTH), torch.tensor([0, 1]))).backward()
-            optimizer.step()
-            log.say("step")
+            yield ONE
 
-    answer = shortened(script, steps=steps)
+    answer = shortened(lambda log: train_on(log, batches(log)), steps=steps)
     assert answer["said"] == ["step"] * seen + ["stopped"]
     assert len(answer["notes"]) == (seen == 2)
 
 
 def test_a_loop_without_a_loader_stops_before_another_step():
-    def script(log: Log) -> None:
-        model, optimizer = parts()
-        while True:
-            loss_of(model, (torch.randn(2, WIDTH), torch.tensor([0, 1]))).backward()
-            optimizer.step()
-            log.say("step")
-
-    answer = shortened(script)
+    answer = shortened(lambda log: train_on(log, repeat(ONE)))
     assert answer["said"] == ["step"] * 3 + ["stopped"]
     assert answer["marks"] == "<1 1> <2 2> <3 3>"
 
 
 def test_one_batch_trained_on_over_and_over_stops_too():
-    def script(log: Log) -> None:
-        model, optimizer = parts()
-        batch = next(iter(DataLoader(rows(), 2)))
-        while True:
-            loss_of(model, batch).backward()
-            optimizer.step()
-            log.say("step")
-
-    assert shortened(script)["said"] == ["step"] * 3 + ["stopped"]
+    answer = shortened(lambda log: train_on(log, repeat(next(iter(DataLoader(rows(), 2))))))
+    assert answer["said"] == ["step"] * 3 + ["stopped"]
 
 
 def test_a_scaler_and_an_iterator_begun_again():
@@ -224,11 +220,7 @@ def test_several_optimizers_each_make_their_steps():
 def test_an_optimizer_that_takes_no_step_is_not_waited_for_long():
     def script(log: Log) -> None:
         unused = parts()
-        model, optimizer = parts()
-        for batch in DataLoader(rows(), 2):
-            loss_of(model, batch).backward()
-            optimizer.step()
-            log.say("step")
+        train_on(log, DataLoader(rows(), 2))
         del unused
 
     assert shortened(script)["said"] == ["step"] * (3 * PATIENCE) + ["finished"]
@@ -443,11 +435,7 @@ def test_a_loader_of_the_scripts_own_class_ends_as_torchs():
                 yield {"inputs": inputs, "labels": labels}
 
     def script(log: Log) -> None:
-        model, optimizer = parts()
-        for batch in Renamed(rows(), 2):
-            loss_of(model, (batch["inputs"], batch["labels"])).backward()
-            optimizer.step()
-            log.say("step")
+        train_on(log, ((batch["inputs"], batch["labels"]) for batch in Renamed(rows(), 2)))
 
     assert shortened(script, worst_batch=True)["said"] == ["step"] * 3 + ["finished"]
 
