@@ -1,5 +1,6 @@
 """Trainers of the user's own on a made-up GPU: planned by rehearsal, run with fallbacks, refused."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 import dryfit
+import hf_script
 import plan_jobs
 import trainers
 from dryfit.documents.story import story_lines, trial_story
@@ -17,8 +19,9 @@ from dryfit.settings.errors import Action, ConfigError, FailureKind, ObjectiveEr
 from dryfit.settings.execution import ExecutionChoice
 from dryfit.settings.ladder import arguments_of
 from dryfit.settings.memory_terms import VerdictKind
-from dryfit.settings.plan_messages import RehearsedPlanRequest
-from dryfit.settings.tables import ObjectiveSettings
+from dryfit.settings.plan_messages import NO_TORCH, PlanAnswer, RehearsedPlanRequest
+from dryfit.settings.rehearsal_messages import FAILED_BY_ITSELF
+from dryfit.settings.tables import CalledCode, ObjectiveSettings
 from dryfit.settings.trial import Outcome
 from dryfit.settings.wire import Job
 from dryfit.study.machine_checks import Status
@@ -26,7 +29,7 @@ from dryfit.study.requests import calling_request
 from dryfit.training.current_trial import Trial
 from dryfit.training.own_trainer import make_trainer
 from dryfit.training.rehearsed_plan import plan
-from study_runs import events_of, fold
+from study_runs import events_of, fold, run_here
 
 pytestmark = [pytest.mark.heavy]
 
@@ -59,17 +62,22 @@ def story(folder: Path, number: int = 0) -> str:
     return "\n".join(story_lines(trial_story(fold(folder), number, events_of(folder), StudyLayout(folder))))
 
 
-@pytest.mark.slow
-def test_a_trial_is_run_with_its_plan_and_goes_on_with_the_next_fallback_after_it_ran_out(
-    tmp_path: Path, card: None
-) -> None:
-    (trial,) = tune(tmp_path / "study", trainers.runs_out, [0.1])
+def assert_went_on(trial: TrialState) -> None:
+    """It ran out of memory as planned, and was done with the next fallback."""
     assert trial.outcome is Outcome.COMPLETE, trial
     first, second = trial.attempts
     assert first.failure is not None and second.failure is None
     assert (first.failure.kind, first.failure.action) == (FailureKind.OOM_DEVICE, Action.FALLBACK)
     assert first.needs_bytes == plan_jobs.needs(1, 512)
     assert [point.step for point in trial.reports][-1] == trainers.STEPS
+
+
+@pytest.mark.slow
+def test_a_trial_is_run_with_its_plan_and_goes_on_with_the_next_fallback_after_it_ran_out(
+    tmp_path: Path, card: None
+) -> None:
+    (trial,) = tune(tmp_path / "study", trainers.runs_out, [0.1])
+    assert_went_on(trial)
     told = story(tmp_path / "study")
     assert "plan: fits_with, needs 512 MiB of 1.0 GiB" in told
     assert "run with micro-batch 2 x 4, checkpointing, the 1. fallback of its plan" in told
@@ -207,3 +215,80 @@ def test_nothing_is_pushed_and_no_batch_is_looked_for(tmp_path: Path, as_it_was:
     trainer, notes = made("changed_by", tmp_path, way="pushes")
     assert not trainer.args.push_to_hub and not trainer.args.auto_find_batch_size
     assert [note.split("=")[0] for note in notes] == ["auto_find_batch_size", "push_to_hub"]
+
+
+# ---- Scripts of the user's own on a made-up GPU: planned by rehearsal, run with what the plan changes, refused
+
+
+HF = Path(hf_script.__file__)
+COMMAND = (
+    f"{HF} --learning_rate 1e-3 --dropout {{dropout}} --per_device_train_batch_size {{batch}} --num_train_epochs 2 "
+    "--eval_strategy steps --eval_steps 2 --save_strategy steps --save_steps 2 --way 'runs out' "
+    "--report_to none --use_cpu --disable_tqdm True --dataloader_pin_memory False"
+)
+
+
+@pytest.mark.slow
+def test_a_script_is_run_with_its_plan_and_goes_on_with_the_next_fallback(tmp_path: Path, card: None) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(
+        f'[study]\ntask = "script"\ntrials = 2\n[script]\ncommand = {json.dumps(COMMAND)}\n'
+        "[space]\ndropout = [0.1, 0.3]\nbatch = [8]\n"
+        '[search]\nsampler = "random"\nmirror = "none"\n'
+        "enqueue = [{dropout = 0.1, batch = 8}, {dropout = 0.3, batch = 8}]\n",
+        encoding="utf-8",
+    )
+    dryfit.tune(file, overrides=["runtime.max_refused_in_a_row=1"])
+    fitting, refused = fold(file.with_suffix("")).trials
+    assert_went_on(fitting)
+    told = run_here("show", file.with_suffix(""), "0").stdout
+    assert "run with micro-batch 2 x 4, checkpointing, the 1. fallback of its plan" in told
+    assert "has not reached it" not in told  # the batch was changed by the plan
+    assert (refused.outcome, refused.attempts) == (Outcome.REFUSED, [])
+    assert "needs 2.0 GiB, a card has 1.0 GiB" in (refused.reason or "")
+
+
+SCRIPTS = {
+    "plain.py": "import json, dryfit\ndryfit.report(1.0, 1)\n",
+    "fails.py": "import helpers\nraise KeyError('own mistake')\n",
+    "helpers.py": "",
+    "loop.py": (
+        "import os, sys, torch, dryfit\n"
+        "assert os.environ['DRYFIT_FOLDER'] == sys.argv[1] == str(dryfit.current_trial().folder)\n"
+        "model = torch.nn.Linear(1024, 1024).cuda()\n"
+        "optimizer = torch.optim.AdamW(model.parameters())\n"
+        "for step in range(10):\n"
+        "    model(torch.rand(8, 1024).cuda()).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    dryfit.report(1.0, step)\n"
+        "    dryfit.checkpointed(step)\n"
+    ),
+}
+
+
+def planned(folder: Path, command: str, capacity_bytes: int = 2**34) -> PlanAnswer:
+    own = CalledCode(function=command, goals=("value",), directions=(), paths=(str(folder),))
+    body = RehearsedPlanRequest(
+        calling=calling_request(own, params={}, seed=1),
+        is_script=True,
+        device=plan_jobs.CARD.model_copy(update={"capacity_bytes": capacity_bytes}),
+        calibration_dir="nowhere",
+    )
+    (answer,) = plan(body, ChildChannel(folder / "job", wakeup_fifo=None, placed_at_s=0.0)).answers
+    return answer
+
+
+@pytest.mark.slow
+def test_a_loop_of_torch_is_planned_as_it_is_and_other_scripts_say_why_not(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    for name, text in SCRIPTS.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    fits = planned(tmp_path, "loop.py {folder}")
+    assert (fits.verdict, fits.fallbacks) == (VerdictKind.FITS, ()), fits.reasons
+    assert fits.memory is not None and fits.execution is not None
+    weights = 4 * (1024 * 1024 + 1024)
+    assert 4 * weights <= fits.memory.peak_allocated_bytes  # with gradients and two moments
+    assert planned(tmp_path, "plain.py").reasons == (NO_TORCH,)
+    failed = planned(tmp_path, "fails.py").reasons
+    assert failed[0] == FAILED_BY_ITSELF and "own mistake" in failed[1]
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {*SCRIPTS, "job"}
