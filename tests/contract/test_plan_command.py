@@ -12,12 +12,9 @@ from unittest.mock import patch
 
 import pytest
 
-import dryfit
 import plan_stand_in
 import tiny
-from dryfit.settings.errors import ConfigError
 from dryfit.settings.jobs import JOBS
-from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.wire import Job
 from golden import Golden
 from study_runs import command, run_here, write_study
@@ -241,22 +238,6 @@ def test_hours_of_trainings_follow_epochs_and_rows(tmp_path: Path) -> None:
     six = hours("--device", "rtx4090", "--price", "2USD", "--set", "train.epochs=6")
     assert two and all(one is not None and other == pytest.approx(3 * one) for one, other in zip(two, six, strict=True))
     assert set(hours("--device", "24GiB")) == {None}  # no card: no rates
-
-
-@pytest.mark.slow
-def test_the_same_from_python(stand_in: None, tmp_path: Path) -> None:
-    notes: list[str] = []
-    found = dryfit.plan(device="rtx4090", overrides=["model.name=bert-large-uncased"], on_note=notes.append)
-    assert found.verdict is VerdictKind.FITS
-    assert found.device.name == "rtx4090"
-    assert notes == ["planning bert-large-uncased on rtx4090"]
-    space = dryfit.plan_space(space_study(tmp_path), device="24GiB")
-    assert space.fits
-    assert len(space.cells) == 16
-    own = dryfit.plan(space_study(tmp_path), device="24GiB", overrides=["model.name=bert-base-uncased"])
-    assert own.verdict is VerdictKind.FITS
-    with pytest.raises(ConfigError, match="one of them"):
-        dryfit.plan("study.toml", preset="supermax", device="24GiB")
 
 
 @pytest.mark.slow

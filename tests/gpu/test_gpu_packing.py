@@ -15,9 +15,11 @@ import pytest
 import torch
 
 from dryfit.processes.gpus import GpuState, NvmlMonitor, ProcessOwner
+from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.trial import Outcome
 from dryfit.settings.wire import MARKER_VARIABLE
-from study_runs import fold, run, write_study
+from dryfit.training.resolve import device_specs
+from study_runs import ends, fold, run, write_study
 
 MIB = 2**20
 HOLD = """
@@ -97,3 +99,63 @@ def test_several_trials_share_a_card_within_their_fences(tmp_path: Path, monkeyp
         (attempt,) = trial.attempts
         assert attempt.needs_bytes is not None and trial.observed is not None
         assert (trial.observed.reserved_bytes or 0) <= attempt.needs_bytes
+
+
+# ---- On a CUDA device: what is planned for is the device that is there
+
+
+def test_the_device_that_is_there() -> None:
+    spec = device_specs(torch.cuda.device_count())[0]
+    _, total_bytes = torch.cuda.mem_get_info(0)
+    assert spec.name == torch.cuda.get_device_name(0)
+    assert spec.capacity_bytes == total_bytes
+    assert spec.capability == torch.cuda.get_device_capability(0)
+
+
+def test_a_study_plans_every_trial_and_observes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_study(tmp_path / "study", trials=3, search='sampler = "random"')
+    done = run("tune", tmp_path / "study", "--set", "execution.device=cuda")
+    assert done.returncode == 0, done.stderr
+    for trial in fold(tmp_path / "study").trials:
+        assert trial.plan is not None
+        assert trial.plan.answer.verdict is VerdictKind.FITS, trial.plan.answer.reasons
+        assert trial.plan.answer.device.name == torch.cuda.get_device_name(0)
+        assert trial.observed is not None and trial.observed.allocated_bytes
+    assert "largest observed / planned" in run("show", tmp_path / "study").stdout
+
+
+def test_what_the_limit_forbids_is_refused_before_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    limits = "max_refused_in_a_row = 2"
+    write_study(tmp_path / "study", execution='memory_limit = "64MiB"\ndevice = "cuda"', runtime=limits)
+    done = run("tune", tmp_path / "study")
+    assert done.returncode == 1, done.stderr
+    assert "the last 2 trials were refused: none fits" in done.stderr
+    assert not any(trial.attempts for trial in fold(tmp_path / "study").trials)
+
+
+# ---- On a CUDA device: children of the fork server make their contexts cleanly, in every precision, side by side
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_two_trials_side_by_side_on_one_card(tmp_path: Path, precision: str) -> None:
+    write_study(tmp_path / "study", trials=4, search='sampler = "random"', runtime="parallel = 2")
+    done = run("tune", tmp_path / "study", "--set", f"train.precision={precision}", "--set", "execution.device=cuda")
+    assert done.returncode == 0, done.stderr
+    state = fold(tmp_path / "study")
+    assert state.counts[Outcome.COMPLETE] == 4
+    assert state.resolved is not None
+    assert state.resolved.device == "cuda"
+    assert all(attempt.device == "here/0" for trial in state.trials for attempt in trial.attempts)
+    assert all(len(trial.attempts) == 1 for trial in state.trials)
+
+
+def test_a_repeated_study_repeats_its_parameters(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_study(tmp_path / name, trials=2, search='sampler = "random"')
+        assert run("tune", tmp_path / name, "--set", "execution.device=cuda").returncode == 0
+    first, second = ends(tmp_path / "one"), ends(tmp_path / "two")
+    assert [end.params for end in first] == [end.params for end in second]
+    for one, two in zip(first, second, strict=True):
+        assert one.value == pytest.approx(two.value, abs=0.2)
