@@ -20,7 +20,7 @@ from dryfit.documents.report_tables import cell_text
 from dryfit.settings.choices import Direction
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.trial import FoldScore, Goal, Outcome
-from ledgers import BEGAN_S, Script, eventful
+from ledgers import BEGAN_S, begun, eventful
 
 TEXTS = ["plain", 'com,ma "quoted"\nline', "=1+1", "+x", "-x", "@x", "'quoted", "\tx", "ünïcödé 字 🎉", "true", "1e-3"]
 
@@ -63,8 +63,7 @@ def test_every_trial_is_a_row_with_what_the_ledger_says(tmp_path: Path) -> None:
 
 def odd(folder: Path) -> Path:
     """Values and texts that CSV has trouble with."""
-    script = Script()
-    script.begin(also=[Goal(name="loss", direction=Direction.MINIMIZE)])
+    script = begun(also=[Goal(name="loss", direction=Direction.MINIMIZE)])
     values = [0.1 + 0.2, float("nan"), float("inf"), float("-inf"), -1e-300, 5e-324]
     for number, text in enumerate(TEXTS):
         spaces = {"head.pooling": CategoricalDistribution(TEXTS)}
@@ -158,8 +157,7 @@ def test_exporting_prints_nothing_of_optunas(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_folds_have_columns_of_their_own(tmp_path: Path) -> None:
-    script = Script()
-    script.begin(also=(Goal(name="loss", direction=Direction.MINIMIZE),))
+    script = begun(also=(Goal(name="loss", direction=Direction.MINIMIZE),))
     folds = tuple(FoldScore(value, (1 - value,), 20, 20, 20) for value in (0.5, 0.8))
     script.complete(0, {}, [0.65], also=(0.35,), folds=folds)
     script.ask(1, {})

@@ -19,7 +19,7 @@ from dryfit.settings.errors import Action, ConfigError, FailureKind, LedgerError
 from dryfit.settings.study_file_reading import load_study_file, load_study_text
 from dryfit.settings.study_file_text import dump_toml
 from dryfit.settings.trial import Goal, Outcome
-from ledgers import Script, eventful
+from ledgers import Script, begun, eventful
 
 STUDY = """
 [study]
@@ -81,12 +81,6 @@ def parsed(path: Path) -> Document:
     document.feed(path.read_text(encoding="utf-8"))
     document.close()
     return document
-
-
-def begun(**facts) -> Script:
-    script = Script()
-    script.begin(**facts)
-    return script
 
 
 def study(folder: Path, script: Script, loss: str = "") -> Path:

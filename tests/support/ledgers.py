@@ -159,6 +159,24 @@ class Script:
         return folder
 
 
+def begun(**facts: Any) -> Script:
+    """A study that has begun, with its first session."""
+    script = Script()
+    script.begin(**facts)
+    return script
+
+
+def done(folder: Path, *values: float, params: dict[str, Scalar] | None = None) -> Path:
+    """A study named as its folder that is done, with one complete trial for each value."""
+    script = begun(name=folder.name)
+    for number, value in enumerate(values):
+        script.ask(number, params or {"head.dropout": 0.1})
+        script.place(number)
+        script.finish(number, Outcome.COMPLETE, value)
+    script.close()
+    return script.write(folder)
+
+
 def fold(events: Iterable[Event]) -> StudyState:
     """The state after some events."""
     state = StudyState()

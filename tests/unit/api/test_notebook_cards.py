@@ -12,20 +12,14 @@ import ledgers
 from dryfit.documents.document import Document, Line
 from dryfit.settings.errors import ConfigError, LedgerError, MachineError
 from dryfit.settings.text import Shown, Table
-from dryfit.settings.trial import Outcome
+from dryfit.settings.trial import Scalar
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e&\"'"
 
 
 def study(folder: Path, value: str = "mean", trials: int = 3) -> Path:
-    script = ledgers.Script()
-    script.begin(name="made-up")
-    for number in range(trials):
-        script.ask(number, {"head.pooling": value, "optim.lr": 0.5})
-        script.place(number)
-        script.finish(number, Outcome.COMPLETE, 0.5 + number / 1000)
-    script.close()
-    return script.write(folder)
+    params: dict[str, Scalar] = {"head.pooling": value, "optim.lr": 0.5}
+    return ledgers.done(folder, *(0.5 + number / 1000 for number in range(trials)), params=params)
 
 
 def test_texts_are_escaped_in_html_and_in_print() -> None:

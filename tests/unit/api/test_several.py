@@ -35,8 +35,7 @@ def write(folder: Path, name: str, *, study: str = "", more: str = "") -> Path:
 
 def ended(layout: StudyLayout, end: End, *outcomes: Outcome) -> SessionResult:
     """A session that has ended so."""
-    script = ledgers.Script()
-    script.begin(name=layout.folder.name)
+    script = ledgers.begun(name=layout.folder.name)
     for number, outcome in enumerate(outcomes):
         script.ask(number, {"head.dropout": 0.1})
         script.place(number)
@@ -233,8 +232,7 @@ def test_the_gravest_status_counts() -> None:
 
 
 def test_what_a_study_was_before_is_told_where_it_cannot_run(tmp_path: Path, sessions: Sessions) -> None:
-    before = ledgers.Script()
-    before.begin(name="a")
+    before = ledgers.begun(name="a")
     before.complete(0, {"head.dropout": 0.1}, [0.7])
     before.write(tmp_path / "a")
     sessions.made["a"] = raising(DataError("reading rows", "there are none"))

@@ -9,24 +9,11 @@ import pytest
 import dryfit
 import ledgers
 from dryfit.settings.errors import ExitStatus
-from dryfit.settings.trial import Outcome
 from study_runs import run_here
 
 
-def study(folder: Path, *values: float) -> Path:
-    """A study that is done, with one complete trial for each value."""
-    script = ledgers.Script()
-    script.begin(name=folder.name)
-    for number, value in enumerate(values):
-        script.ask(number, {"head.dropout": 0.1})
-        script.place(number)
-        script.finish(number, Outcome.COMPLETE, value)
-    script.close()
-    return script.write(folder)
-
-
 def test_each_study_has_a_row(tmp_path: Path) -> None:
-    first, second = study(tmp_path / "first", 0.5, 0.75), study(tmp_path / "second", 0.25)
+    first, second = ledgers.done(tmp_path / "first", 0.5, 0.75), ledgers.done(tmp_path / "second", 0.25)
     done = run_here("status", first, second)
     assert (done.returncode, done.stderr) == (0, "")
     heads, *rows = [line.split("\t") for line in done.stdout.splitlines()]
@@ -40,7 +27,7 @@ def test_each_study_has_a_row(tmp_path: Path) -> None:
 
 
 def test_json_has_the_summary_of_each_in_the_order_given(tmp_path: Path) -> None:
-    folders = [study(tmp_path / name, 0.5) for name in ("b", "a")]
+    folders = [ledgers.done(tmp_path / name, 0.5) for name in ("b", "a")]
     answer = json.loads(run_here("status", *folders, "--json").stdout)
     assert (answer["schema"], answer["status"]) == (1, 0)
     for folder, one in zip(folders, answer["studies"], strict=True):
@@ -51,7 +38,7 @@ def test_json_has_the_summary_of_each_in_the_order_given(tmp_path: Path) -> None
 
 
 def test_a_study_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
-    good, broken = study(tmp_path / "good", 0.5), study(tmp_path / "broken", 0.5)
+    good, broken = ledgers.done(tmp_path / "good", 0.5), ledgers.done(tmp_path / "broken", 0.5)
     ledger = broken / "ledger.jsonl"
     ledger.write_text("no JSON\n" + ledger.read_text("utf-8"), encoding="utf-8")
     done = run_here("status", broken, good, tmp_path / "nowhere")

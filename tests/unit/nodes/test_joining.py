@@ -59,7 +59,7 @@ from dryfit.settings.study_file import Isolation
 from dryfit.settings.tables import ObjectiveSettings
 from dryfit.settings.training_messages import ObjectiveRequest, ScriptRequest, StopReason, TrainResult
 from dryfit.settings.wire import FirstStep, Job, Started, Verdict
-from ledgers import Script
+from ledgers import Script, begun
 
 TOKEN = new_token()
 FACTS = NodeFacts(cores=4, host_bytes=1 << 30)
@@ -693,8 +693,7 @@ def test_a_stop_that_the_earlier_session_asked_for_pauses_nothing(resumed: Resum
 
 def script_of(*ends: str | None) -> Script:
     """Sessions that ended so, None being a kill; in the first of them trials 0 and 1 run on n1, 2 here, 3 on n2."""
-    script = Script()
-    script.begin()
+    script = begun()
     for name in ("n1", "n2"):
         script.say(NodeJoined(node=name, agent="a" * 16, epoch=1, host="h", pid=1, cores=1, host_bytes=1, devices=()))
     for number, node in enumerate(("n1", "n1", "here", "n2")):

@@ -25,15 +25,14 @@ from dryfit.settings.errors import ConfigError
 from dryfit.settings.trial import FoldScore
 from dryfit.tasks.scored_rows import RowFacts, ScoredRow, write_rows
 from golden import Golden
-from ledgers import Script
+from ledgers import begun
 
 ROWS = 240
 FACTS = {str(row): RowFacts(f"g{row // 2}") for row in range(ROWS)}
 
 
 def study(values: Sequence[float], metric: str = "accuracy") -> StudyState:
-    script = Script()
-    script.begin(metric=metric)
+    script = begun(metric=metric)
     for number, value in enumerate(values):
         script.complete(number, {"optim.lr": 1e-4 * (number + 1)}, [value])
     return script.state()
@@ -91,8 +90,7 @@ def test_what_differs_is_told_from_what_does_not(tmp_path: Path, golden: Golden)
 
 
 def test_less_loss_is_better(tmp_path: Path) -> None:
-    script = Script()
-    script.begin(metric="loss")
+    script = begun(metric="loss")
     script.events[0] = script.events[0].model_copy(update={"direction": Direction.MINIMIZE})
     for number in range(2):
         script.complete(number, {"optim.lr": 1e-4 * (number + 1)}, [0.4 + number / 10])

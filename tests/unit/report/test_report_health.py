@@ -10,7 +10,7 @@ from dryfit.ledger.folder import StudyLayout
 from dryfit.settings.check_messages import Adapter, Health, LoadReport, Stored, StoredFile, Subject
 from dryfit.settings.files import write_model
 from golden import Golden
-from ledgers import Script
+from ledgers import begun
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,7 @@ def test_verdicts(golden: Golden) -> None:
 
 def test_a_trial_s_story_tells_where_its_weights_came_from(tmp_path: Path, golden: Golden) -> None:
     layout = StudyLayout(tmp_path)
-    script = Script()
-    script.begin()
+    script = begun()
     script.ask(0, {})
 
     def story() -> list[str]:

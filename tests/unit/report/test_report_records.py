@@ -35,13 +35,7 @@ from dryfit.settings.choices import Direction
 from dryfit.settings.errors import Action, FailureKind
 from dryfit.settings.trial import Goal, MetricPoint, Outcome
 from golden import Golden
-from ledgers import Script, drawn, eventful
-
-
-def begun(**facts) -> Script:
-    script = Script()
-    script.begin(**facts)
-    return script
+from ledgers import begun, drawn, eventful
 
 
 def test_a_lost_attempt_ends_with_its_session_not_after_the_night() -> None:
@@ -246,12 +240,6 @@ def test_labels_say_tags_instead_of_meaning_them() -> None:
 # ---- What is said of a study that is not all well
 
 
-def begun_study() -> Script:
-    script = Script()
-    script.begin()
-    return script
-
-
 def test_counts_of_a_study_in_which_everything_happens() -> None:
     state = eventful().state()
     troubles = troubles_of(state)
@@ -284,7 +272,7 @@ def test_a_killed_run_is_told_of_before_anybody_looks_at_it(golden: Golden) -> N
 
 
 def test_what_was_asked_for_and_what_is_a_result_are_no_failures() -> None:
-    script = begun_study()
+    script = begun()
     script.ask(0, {})
     script.place(0)
     script.fail(0, 1, FailureKind.INTERRUPTED, "stopped as asked", Action.PAUSE)
@@ -298,7 +286,7 @@ def test_what_was_asked_for_and_what_is_a_result_are_no_failures() -> None:
 
 
 def test_reasons_that_differ_in_numbers_are_one(golden: Golden) -> None:
-    script = begun_study()
+    script = begun()
     for number in range(4):
         script.ask(number, {})
         script.place(number)
@@ -311,7 +299,7 @@ def test_reasons_that_differ_in_numbers_are_one(golden: Golden) -> None:
 
 
 def test_many_reasons_are_cut_and_counted(golden: Golden) -> None:
-    script = begun_study()
+    script = begun()
     for number in range(9):
         script.ask(number, {})
         script.finish(number, Outcome.PRUNED, reason=f"because of {'x' * (number + 1)}")
@@ -319,7 +307,7 @@ def test_many_reasons_are_cut_and_counted(golden: Golden) -> None:
 
 
 def test_a_failure_kind_is_one_line_with_what_followed(golden: Golden) -> None:
-    script = begun_study()
+    script = begun()
     for number, action in ((0, Action.RETRY), (1, Action.GIVE_UP)):
         script.ask(number, {})
         script.place(number)
@@ -328,7 +316,7 @@ def test_a_failure_kind_is_one_line_with_what_followed(golden: Golden) -> None:
 
 
 def test_why_no_more_trials_run_at_once(golden: Golden) -> None:
-    script = begun_study()
+    script = begun()
     before = trouble_lines(troubles_of(script.state()))
     script.say(ParallelSet(parallel=3, reason="a fourth trial of 7.1 GiB does not fit beside them"))
     script.say(DeviceSetAside(device="2", reason="2.0 GiB are not given back"))
@@ -336,6 +324,6 @@ def test_why_no_more_trials_run_at_once(golden: Golden) -> None:
 
 
 def test_shares_of_nothing_are_not_told(golden: Golden) -> None:
-    script = begun_study()
+    script = begun()
     script.complete(0, {}, [0.5])
-    golden("status", *(trouble_lines(troubles_of(one.state())) for one in (begun_study(), script)))
+    golden("status", *(trouble_lines(troubles_of(one.state())) for one in (begun(), script)))

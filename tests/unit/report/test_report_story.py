@@ -37,7 +37,7 @@ from dryfit.settings.wire import (
     Started,
 )
 from golden import Golden
-from ledgers import Script, eventful
+from ledgers import Script, begun, eventful
 from study_runs import run_here
 
 LAYOUT = StudyLayout(Path("/study"))
@@ -54,8 +54,7 @@ def texts(story: TrialStory) -> list[str]:
 
 def tried_twice() -> Script:
     """A trial that runs out of memory after a checkpoint, and completes with the next fallback."""
-    script = Script()
-    script.begin()
+    script = begun()
     params = {"train.batch_size": 32, "train.max_length": 64}
     script.ask(0, params)
     script.plan(0, params)
@@ -91,8 +90,7 @@ def test_every_action_has_words() -> None:
 
 
 def test_an_error_that_the_sentence_has_told_is_not_told_twice() -> None:
-    script = Script()
-    script.begin()
+    script = begun()
     script.ask(0, {})
     script.place(0)
     facts = FailureFacts(
@@ -177,8 +175,7 @@ def test_a_session_that_began_while_the_trial_was_open_is_part_of_it() -> None:
 
 
 def test_folds_are_told(golden: Golden) -> None:
-    script = Script()
-    script.begin()
+    script = begun()
     script.ask(0, {})
     script.place(0)
     point = MetricPoint(n=5, step=35, epoch=1.5, value=0.75, metrics={"f1_macro": 0.7}, fold=2)
@@ -193,8 +190,7 @@ def test_folds_are_told(golden: Golden) -> None:
 
 
 def test_a_trial_that_another_sampler_drew_says_why() -> None:
-    script = Script()
-    script.begin()
+    script = begun()
     script.ask(0, {"train.batch_size": 32})
     asked = script.events[-1]
     assert isinstance(asked, TrialAsked)
@@ -214,8 +210,7 @@ def joined(script: Script, node: str, epoch: int = 1) -> None:
 
 def two_sessions() -> Script:
     """Two nodes, one of which is lost with a trial; then another session with a third one, where a trial runs."""
-    script = Script()
-    script.begin()
+    script = begun()
     joined(script, "n1")
     joined(script, "n2")
     for number, node in enumerate(("n1", "n2")):
@@ -243,8 +238,7 @@ def test_the_report_has_every_machine_that_ever_joined_and_the_list_those_of_the
     heard = nodes_view(state, {"n1": 2.4, "n2": 9.0}.get)
     assert [(one.node, one.heard_s) for one in heard.nodes] == [("n1", 2.4), ("n3", None)]
     golden("nodes", table, *(document_of(one).blocks[0] for one in (view, heard)))
-    alone = Script()
-    alone.begin()
+    alone = begun()
     assert nodes_ever(alone.state()) == ()
 
 

@@ -15,7 +15,7 @@ from dryfit.ledger.folder import StudyLayout
 from dryfit.ledger.ledger import StudyLock
 from dryfit.settings.errors import Action, FailureKind
 from dryfit.settings.wire import BEAT_FILE, MESSAGES_FILE, Message, Phase, Progress
-from ledgers import BEGAN_S, Script
+from ledgers import BEGAN_S, Script, begun
 
 
 class Study:
@@ -102,8 +102,7 @@ def test_half_a_line_waits_for_its_end(study: Study) -> None:
 def test_a_ledger_that_begins_anew_is_read_anew(study: Study) -> None:
     study.write()
     assert study.follower.look().summary is not None
-    other = Script()
-    other.begin(name="another")
+    other = begun(name="another")
     study.layout.ledger.unlink()
     assert study.follower.look().summary is None
     other.write(study.layout.folder)

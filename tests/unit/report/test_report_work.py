@@ -9,21 +9,20 @@ from dryfit.documents.summary import summarise
 from dryfit.ledger.events import AttemptEnded, CheckpointMade
 from dryfit.settings.errors import Action, FailureKind
 from dryfit.settings.trial import Outcome
-from ledgers import Script
+from ledgers import Script, begun
 
 NIGHT_S = 9 * 3600.0
 
 
-def begun() -> Script:
-    script = Script()
-    script.begin()
+def with_a_trial() -> Script:
+    script = begun()
     script.ask(0, {})
     return script
 
 
 def overnight() -> Script:
     """A trial whose control process is killed 10 s after its checkpoint; the next run begins after a night."""
-    script = begun()
+    script = with_a_trial()
     script.place(0)
     script.say(CheckpointMade(number=0, attempt=1, step=20), 30)
     script.report(0, 0, 0.5)  # 5.2 s, with a checkpoint at their end
@@ -86,7 +85,7 @@ def test_what_a_checkpoint_kept_is_not_lost() -> None:
     ],
 )
 def test_how_much_is_lost_depends_on_what_follows(action: Action, lost_s: float) -> None:
-    script = begun()
+    script = with_a_trial()
     script.place(0)
     script.say(CheckpointMade(number=0, attempt=1, step=20), 10)
     script.now_s += 1
@@ -96,7 +95,7 @@ def test_how_much_is_lost_depends_on_what_follows(action: Action, lost_s: float)
 
 
 def test_without_a_checkpoint_all_of_it_is_lost() -> None:
-    script = begun()
+    script = with_a_trial()
     script.place(0)
     script.fail(0, 1, FailureKind.KILLED, "killed", Action.RETRY)
     state = script.state()
@@ -105,7 +104,7 @@ def test_without_a_checkpoint_all_of_it_is_lost() -> None:
 
 
 def test_a_clock_that_was_set_back_gives_no_negative_time() -> None:
-    script = begun()
+    script = with_a_trial()
     script.place(0)
     script.say(CheckpointMade(number=0, attempt=1, step=20), 10)
     script.now_s -= 3600

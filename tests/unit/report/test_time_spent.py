@@ -14,7 +14,7 @@ from dryfit.processes.channel import ChildChannel
 from dryfit.settings.errors import Action, FailureKind
 from dryfit.settings.trial import Outcome
 from dryfit.settings.wire import MESSAGES_FILE, Phase, Progress
-from ledgers import Script
+from ledgers import Script, begun
 
 
 def phases(*told: tuple[str, int, float]) -> list[Phase]:
@@ -44,8 +44,7 @@ def told_to(attempt: AttemptState) -> Sequence[Phase]:
 
 
 def test_a_trials_phases_and_all_around_them_add_up_to_the_session() -> None:
-    script = Script()
-    script.begin()
+    script = begun()
     one_trial(script)
     script.close()
     state = script.state()
@@ -66,8 +65,7 @@ def test_a_trials_phases_and_all_around_them_add_up_to_the_session() -> None:
 
 
 def test_a_slot_without_a_trial_is_idle() -> None:
-    script = Script()
-    script.begin()
+    script = begun()
     script.say(ParallelSet(parallel=2, reason="two cores"))
     one_trial(script)
     one_trial(script, 1)
@@ -83,8 +81,7 @@ def test_a_slot_without_a_trial_is_idle() -> None:
 
 def test_what_told_no_phases_is_not_told_apart() -> None:
     """Trials of an earlier version, and of a user's own code."""
-    script = Script()
-    script.begin()
+    script = begun()
     one_trial(script)
     for told in ([], [Phase(name="load"), Phase(name="train")]):
         spent = time_spent(script.state(), lambda _, told=told: told)
@@ -95,8 +92,7 @@ def test_what_told_no_phases_is_not_told_apart() -> None:
 
 
 def test_an_attempt_that_fails_between_two_steps_ends_in_training() -> None:
-    script = Script()
-    script.begin()
+    script = begun()
     script.ask(0, {"optim.lr": 1e-4})
     script.place(0)
     script.fail(0, 1, FailureKind.OOM_HOST, "killed", Action.RETRY)
@@ -113,8 +109,7 @@ def test_an_attempt_that_fails_between_two_steps_ends_in_training() -> None:
 
 
 def test_a_study_without_trials_and_a_page_without_a_timeline() -> None:
-    script = Script()
-    script.begin()
+    script = begun()
     spent = time_spent(script.state(), told_to)
     assert spent.seconds[Spent.PREPARING] == pytest.approx(script.state().wall_s)
     line = Section("timeline", "Timeline", texts=("One bar.",))

@@ -8,7 +8,7 @@ from dryfit.search.importance import importances_of
 from dryfit.search.space import to_text
 from dryfit.settings.choices import Direction
 from dryfit.settings.trial import Outcome, TrialRecord
-from ledgers import Script, drawn, eventful, score
+from ledgers import Script, begun, drawn, eventful, score
 
 
 def test_what_decides_the_metric_is_found_and_conditions_are_counted() -> None:
@@ -58,8 +58,7 @@ def test_too_few_trials_are_a_reason() -> None:
 
 
 def test_nothing_searched_is_a_reason() -> None:
-    script = Script()
-    script.begin()
+    script = begun()
     for number in range(12):
         script.ask(number, {})
         script.finish(number, Outcome.COMPLETE, 0.5)

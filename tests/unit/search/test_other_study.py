@@ -9,7 +9,7 @@ from dryfit.search.space import Space
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.study_file import StudyConfig
 from dryfit.settings.trial import Outcome
-from ledgers import Script
+from ledgers import Script, begun
 
 SPACE = {
     "optim.lr": {"low": 1e-5, "high": 1e-3, "log": True},
@@ -24,8 +24,7 @@ def space() -> Space:
 
 
 def other() -> Script:
-    script = Script()
-    script.begin()
+    script = begun()
     script.complete(0, {"optim.lr": 1e-4, "head.pooling": "cls"}, [0.5])
     script.complete(1, {"optim.lr": 0.5, "optim.name": "sgd"}, [0.9])
     script.ask(2, {"optim.lr": 2e-4})
@@ -53,8 +52,7 @@ def test_the_best_come_first_and_what_lies_outside_is_said() -> None:
 
 
 def test_a_study_with_nothing_to_take_is_refused() -> None:
-    empty = Script()
-    empty.begin()
+    empty = begun()
     with pytest.raises(ConfigError, match="no complete trial"):
         take_points(empty.state(), 1, "/a:top1", space())
     narrow = StudyConfig.model_validate_json(json.dumps({"space": {"optim.lr": [1.0]}}))

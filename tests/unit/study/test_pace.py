@@ -91,8 +91,7 @@ def test_which_device_has_bf16() -> None:
 
 def test_the_format_is_that_of_the_ledger() -> None:
     assert recorded_precision(StudyState()) is None
-    script = ledgers.Script()
-    script.begin()
+    script = ledgers.begun()
     assert recorded_precision(script.state()) is None, "an older ledger does not say"
     auto = instant.config(train={"precision": "auto"})
     assert with_precision(auto, None) is auto
