@@ -129,3 +129,17 @@ def test_every_dependency_of_users_is_on_the_page_of_licenses_with_one():
     for name, license_ in others:
         plain = licenses.KNOWN.search(license_) and not licenses.COPYLEFT.search(license_)
         assert plain or f"{name.strip('*')} (" in head, "what needs a look is named above the tables"
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"expression": "BSD-3-Clause AND Zlib", "text": "BSD"}, "BSD-3-Clause AND Zlib"),
+        ({"text": "Apache License, Version 2.0"}, "Apache-2.0"),
+        ({"text": "Copyright (c) of somebody", "classifiers": ["BSD License"]}, "BSD"),
+        ({"classifiers": ["GNU General Public License v3 (GPLv3)"]}, "GPL-3.0"),
+        ({"text": "ours alone"}, "unknown"),
+    ],
+)
+def test_a_license_is_read_from_metadata(said, found):
+    assert licenses.license_of({"expression": "", "text": "", "classifiers": [], **said}) == found
