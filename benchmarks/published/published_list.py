@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 MIB: Final = 2**20
@@ -62,6 +62,19 @@ _BESIDE: Final = frozenset({"seen", "origin", "stack", "weights", "trained", "we
 """What is told of a row, and does not decide how it runs."""
 
 _NUMBERS: Final = ("weights", "trained", "weight_bits")
+
+_LITGPT: Final = Family(
+    "LitGPT",
+    "LITGPT",
+    "",
+    "{experiment}",
+    makes=("litgpt {experiment}",),
+    packages=("jsonargparse", "lightning", "bitsandbytes"),
+    requires=(
+        "jsonargparse[signatures]==4.32.1",
+        *("setuptools<80", "pillow", "huggingface_hub", "tokenizers", "datasets", "requests", "numpy", "tqdm"),
+    ),
+)
 
 FAMILIES: Final = {
     "image-gen": Family(
@@ -120,26 +133,9 @@ FAMILIES: Final = {
             "pillow",
         ),
     ),
-    "litgpt": Family(
-        "LitGPT",
-        "LITGPT",
-        "",
-        "{experiment}",
-        makes=("litgpt {experiment}",),
-        packages=("jsonargparse", "lightning", "bitsandbytes"),
-        requires=(
-            "jsonargparse[signatures]==4.32.1",
-            "bitsandbytes==0.49.2",
-            "setuptools<80",
-            "pillow",
-            "huggingface_hub",
-            "tokenizers",
-            "datasets",
-            "requests",
-            "numpy",
-            "tqdm",
-        ),
-    ),
+    "litgpt": _LITGPT,
+    "litgpt 4-bit": replace(_LITGPT, title="LitGPT in 4 bits"),
+    "litgpt x4": replace(_LITGPT, title="LitGPT on four devices"),
     "timm": Family(
         "timm benchmark.py",
         "TIMM",
@@ -241,7 +237,7 @@ def counters(family: str, answer: Mapping[str, Any], log: str) -> dict[str, int]
                 return {}
             mean = round(sum(usual) / len(usual))
             return {"allocated": mean - START_BYTES, "reserved": answer["peak_reserved_bytes"] - START_BYTES}
-        case "litgpt":
+        case "litgpt" | "litgpt 4-bit" | "litgpt x4":
             if answer.get("verdict") == "refused":
                 return {"fits": 0}
             if answer.get("verdict") != "fits" or len(answer.get("steps") or []) < 2:

@@ -194,6 +194,8 @@ COLOURS: Final = {
     "timm": "#e7298a",
     "nanochat": "#66a61e",
     "litgpt": "#a6761d",
+    "litgpt 4-bit": "#e6ab02",
+    "litgpt x4": "#666666",
 }
 WIDTH, HEIGHT, EDGE = 640, 520, 60
 
@@ -238,5 +240,5 @@ def picture(found: Sequence[Error]) -> str:
         y = EDGE + 18 * n
         parts.append(f'<circle cx="{EDGE + 16}" cy="{y}" r="4" fill="{COLOURS[key]}"/>')
         parts.append(f'<text x="{EDGE + 26}" y="{y + 4}">{FAMILIES[key].title}</text>')
-    parts.append(f'<text x="{EDGE + 10}" y="{EDGE + 80}">filled: allocated; open: reserved</text>')
+    parts.append(f'<text x="{EDGE + 10}" y="{EDGE + 130}">filled: allocated; open: reserved</text>')
     return "\n".join([*parts, "</svg>", ""])
