@@ -107,7 +107,7 @@ def test_other_models_of_the_process_are_not_followed(fact: Fact, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("kind", "says"), [("values", ("aten.unique_consecutive", "fake_cuda_facts.py:")), ("kernel", ("made_up.kernel",))]
+    ("kind", "says"), [("values", ("aten.bincount", "fake_cuda_facts.py:")), ("kernel", ("made_up.kernel",))]
 )
 def test_what_cannot_be_traced_is_named(fact: Fact, kind: str, says: tuple[str, ...]) -> None:
     message = fact("refused", kind)
