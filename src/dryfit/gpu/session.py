@@ -254,6 +254,7 @@ class _Run:
 
     def finish(self, end: ScriptEnd, failure: str) -> None:
         """End the process with the answer of a run that has ended."""
+        os._exit = self._exit  # the script may still run, in another thread
         answer = self.answer(end, failure)
         with muting.unmuted():
             self._write_views(end)
