@@ -119,7 +119,7 @@ class AbsentGroup:
         def parse_devices(devices: Any) -> Any:
             several = isinstance(devices, str) and "," in devices
             asked = len(devices.strip(", ").split(",")) if several else devices
-            count = len(asked) if isinstance(asked, list) else int(asked) if str(asked).isdigit() else 0
+            count = len(asked) if isinstance(asked, list) else int(asked) if str(asked).isdecimal() else 0
             if count > self.size:
                 self._refuse(count, f"it asks Lightning for {count} devices")
             return parse(devices)

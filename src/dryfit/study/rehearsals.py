@@ -50,6 +50,7 @@ from dryfit.settings.rehearsal_messages import (
 )
 from dryfit.settings.run_costs import Prices, given_price, price_file, with_costs
 from dryfit.settings.study_file_reading import read_toml
+from dryfit.settings.text import gib
 from dryfit.settings.trial import Scalar
 from dryfit.study.own_functions import Role, caller_paths, function_name
 
@@ -474,12 +475,18 @@ def with_bounds(answer: RehearsalAnswer, prepared: PreparedRehearsal) -> Rehears
         return answer
     least = prepared.with_smallest_sizes(answer.device)
     if least.memory is None or not least.went_through:
-        return answer
+        reason = (
+            f"sizes depend on values that nobody knows; with the largest it needs {gib(answer.memory.required_bytes)}"
+        )
+        return answer.model_copy(update={"verdict": VerdictKind.UNKNOWN, "reasons": (reason,)})
+    known_bytes = least.memory.required_bytes if least.memory.least_bytes is None else least.memory.least_bytes
     more_bytes = answer.memory.overhead_bytes - least.memory.overhead_bytes
-    least_bytes = min(least.memory.required_bytes + more_bytes, answer.memory.required_bytes)
+    least_bytes = min(known_bytes + more_bytes, answer.memory.required_bytes)
     memory = answer.memory.model_copy(update={"least_bytes": least_bytes})
-    verdict, reason = memory.between(answer.device.capacity_bytes, "values that nobody knows") or (answer.verdict, "")
-    return answer.model_copy(update={"memory": memory, "verdict": verdict, "reasons": (reason,)})
+    between = memory.between(answer.device.capacity_bytes, "values that nobody knows")
+    if between is None:  # it runs out of memory though the whole would have room
+        return answer
+    return answer.model_copy(update={"memory": memory, "verdict": between[0], "reasons": (between[1],)})
 
 
 def with_ladder(answer: RehearsalAnswer, prepared: PreparedRehearsal) -> RehearsalAnswer:

@@ -230,15 +230,16 @@ def test_linear_spans_of_rows_that_say_nothing() -> None:
         assert one[1].answer["span"] is None and len(one) == 3
 
 
+def tiny_rows(count: int) -> tuple[Row, ...]:
+    return tuple(
+        replace(row(at, one["text"], one["label"], tuple(map(tuple, one["evidence"]))), criterion=one["criterion"])
+        for at, one in enumerate(tiny.rows(count, seed=count))
+    )
+
+
 @pytest.mark.parametrize("name", ["criteria", "evidence", "share", "joint"])
 def test_every_task_of_rows_names_some(name: str) -> None:
-    train, validation = (
-        tuple(
-            replace(row(at, one["text"], one["label"], tuple(map(tuple, one["evidence"]))), criterion=one["criterion"])
-            for at, one in enumerate(tiny.rows(count, seed=count))
-        )
-        for count in (60, 31)
-    )
+    train, validation = tiny_rows(60), tiny_rows(31)
     task = make_task(BuiltInTask(name), TaskContext(TrialSettings(), DataSettings()))
     assert isinstance(task, HasBaselines)
 
@@ -257,13 +258,7 @@ def test_every_task_of_rows_names_some(name: str) -> None:
 
 
 def test_quotations_and_classes_that_nobody_generated(tmp_path: Path) -> None:
-    train, validation = (
-        tuple(
-            replace(row(at, one["text"], one["label"], tuple(map(tuple, one["evidence"]))), criterion=one["criterion"])
-            for at, one in enumerate(tiny.rows(count, seed=count))
-        )
-        for count in (60, 31)
-    )
+    train, validation = tiny_rows(60), tiny_rows(31)
     splits: Splits = {"train": train, "validation": validation}
     settings = TrialSettings.model_validate(
         {
