@@ -351,6 +351,9 @@ LONG_BATCH = 100_000
 EPOCHS_WITH_WORKERS = 2
 """Epochs after which a loader makes its batches without new processes: a step of many short ones begins as many."""
 
+WORKERS = 2
+"""Processes that make a loader's batches: each makes batches in advance, and the script soon ends."""
+
 _ADAPTERS = ("DataLoaderShard", "DataLoaderDispatcher", "SkipDataLoader")
 """Accelerate's loaders: they look like a ``DataLoader`` and are none."""
 
@@ -596,7 +599,7 @@ class LoaderWatch:
         cls.__iter__ = iterate
 
     def _serving(self, begin: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
-        """Return what begins an epoch of a loader: after some of them without workers, which may import the script."""
+        """Return what begins an epoch: with few workers, and after some epochs without, which may import the script."""
 
         def again(loader: Any) -> Iterator[Any]:
             self._epochs[loader] = -sys.maxsize  # it needs its workers in all epochs
@@ -604,14 +607,19 @@ class LoaderWatch:
 
         def serves(loader: Any) -> Iterator[Any]:
             epochs = self._epochs[loader] = self._epochs.get(loader, 0) + 1
-            workers = loader.num_workers
-            if epochs <= EPOCHS_WITH_WORKERS or not workers or loader.timeout or loader.persistent_workers:
+            asked = loader.num_workers, loader.prefetch_factor
+            if not loader.num_workers:
                 return begin(loader)
-            loader.num_workers = 0
+            if not isinstance(loader.dataset, IterableDataset):  # its rows depend on the number of workers
+                loader.num_workers = min(loader.num_workers, WORKERS)
+            loader.prefetch_factor = loader.prefetch_factor and 1  # 0 and None are the script's errors
             try:
+                if epochs <= EPOCHS_WITH_WORKERS or loader.timeout or loader.persistent_workers:
+                    return begin(loader)
+                loader.num_workers, loader.prefetch_factor = 0, None
                 return _WithoutWorkers(begin(loader), lambda: again(loader))
             finally:
-                loader.num_workers = workers
+                loader.num_workers, loader.prefetch_factor = asked
 
         return serves
 

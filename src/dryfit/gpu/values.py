@@ -6,7 +6,7 @@ import linecache
 import math
 import sys
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
@@ -367,15 +367,18 @@ def _known_argument(argument: Any) -> Any:
 # Answer conditions on values that nobody knows, so that a script goes on, and its loops end.
 #
 # The statement that asks decides: what guards an ``assert``, a ``raise`` or an exit lets it pass, what would only
-# leave a function, a loop or one round of it stays there, and anything else is true. A condition that comes again and
-# again at one place is answered the other way once, since a loop may wait for it. A loop that keeps memory for a
-# backward pass in each round is left after a few: its memory is that of its rounds, and nobody knows how many they are.
+# leave a function, a loop or one round of it stays there, ``while`` goes on, and anything else is true. A condition
+# that comes again and again at one place is answered the other way once, since a loop may wait for it. A ``while`` that
+# keeps memory for a backward pass in each round is left after a few: its memory is that of its rounds, and nobody knows
+# how many they are. A ``while`` whose rounds keep nothing is left after some: the others take no more memory.
 
 
 PATIENCE = 100
 """Times that a condition is asked at one place before it is answered the other way."""
 ROUNDS = 3
 """Rounds of a loop that are followed where each keeps memory."""
+STEADY_ROUNDS = 10
+"""Rounds of a loop that are followed where none keeps memory."""
 _KEEPS = 1 << 20
 """Bytes more in each round: not the numbers of a list."""
 _TORCH = str(Path(torch.__file__).parent)
@@ -401,7 +404,9 @@ class Conditions:
     def __init__(self, held_bytes: Callable[[], int] = lambda: 0) -> None:
         self._times: Counter[tuple[CodeType, int]] = Counter()
         self._held_bytes = held_bytes
-        self._held: dict[tuple[CodeType, int], list[int]] = {}
+        self._held: defaultdict[ast.While, dict[tuple[CodeType, int], deque[int]]] = defaultdict(dict)
+        """Memory held at the beginning of the last rounds of each loop, by the condition that asks."""
+
         self.open: dict[str, None] = {}
 
     def answer(self) -> tuple[bool, str]:
@@ -413,22 +418,33 @@ class Conditions:
         truth, ends = _reply(*asked)
         if ends:
             return truth, "a condition on values would end the script; it was answered so that the script goes on"
-        if torch.is_grad_enabled() and _is_of_loop(*asked) and self._keeps(asked):
-            place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-            self.open[f"values end the loop at {place}, and each round keeps memory: {ROUNDS} were followed"] = None
-            return False, f"a loop on values, each round of which keeps memory; it was left after {ROUNDS}"
+        if why := self._why_left(asked, f"{frame.f_code.co_filename}:{frame.f_lineno}"):
+            return not truth, why
         self._times[asked] += 1
         if self._times[asked] % PATIENCE == 0:
             return not truth, f"a condition on values, asked {PATIENCE} times; once it was taken as {_said(not truth)}"
         return truth, f"a condition on values; it was taken as {_said(truth)}"
 
-    def _keeps(self, asked: tuple[CodeType, int]) -> bool:
-        """Whether memory grew in each of the last rounds of a loop, which then begins anew."""
-        held = [*self._held.pop(asked, []), self._held_bytes()][-ROUNDS:]
-        grows = len(held) == ROUNDS and all(after - before >= _KEEPS for before, after in pairwise(held))
-        if not grows:
-            self._held[asked] = held
-        return grows
+    def _why_left(self, asked: tuple[CodeType, int], place: str) -> str:
+        """Return why a ``while`` is left now; empty: it goes on, or none asks."""
+        loop, begins = _loop_of(*asked)
+        if loop is None:
+            return ""
+        if begins:
+            self._held.pop(loop, None)
+            return ""
+        held = self._held[loop].setdefault(asked, deque(maxlen=STEADY_ROUNDS))
+        held.append(self._held_bytes())
+        last = [*held][-ROUNDS:]
+        if torch.is_grad_enabled() and len(last) == ROUNDS and all(b - a >= _KEEPS for a, b in pairwise(last)):
+            self.open[f"values end the loop at {place}, and each round keeps memory: {ROUNDS} were followed"] = None
+            why = f"a loop on values, each round of which keeps memory; it was left after {ROUNDS}"
+        elif len(held) == STEADY_ROUNDS and max(held) - min(held) < _KEEPS:
+            why = f"a loop on values, no round of which keeps memory; it was left after {STEADY_ROUNDS}"
+        else:
+            return ""
+        del self._held[loop]
+        return why
 
 
 def _said(truth: bool) -> str:
@@ -436,11 +452,16 @@ def _said(truth: bool) -> str:
 
 
 @cache
-def _is_of_loop(code: CodeType, offset: int) -> bool:
-    """Whether an instruction asks for a truth value on which a ``while`` goes on."""
+def _loop_of(code: CodeType, offset: int) -> tuple[ast.While | None, bool]:
+    """Return the ``while`` whose test an instruction belongs to, and whether that is the test before its first round."""
     instructions, at = _at(code, offset)
     path = _path_to(_tree(code.co_filename), instructions[at])
-    return bool(path) and isinstance(path[-1], ast.While)
+    if not path or not isinstance(path[-1], ast.While):
+        return None, False
+    loop = path[-1]
+    body = next((number for number, one in enumerate(instructions) if _holds(loop.body, one)), 0)
+    again = any(_holds(loop.test, one) for one in instructions[body:])  # Python before 3.14 has the test twice
+    return loop, at < body and again
 
 
 def _at(code: CodeType, offset: int) -> tuple[list[dis.Instruction], int]:
@@ -466,6 +487,8 @@ def _reply(code: CodeType, offset: int) -> tuple[bool, bool]:
                 return True, False
             wanted = not _ends(body) and (_ends(other) or leaves == _ends(following))
             where = _where_of_if(statement, path, following)
+        case ast.While() as statement:
+            wanted, ends, where = True, False, _where_of_while(statement)
         case _:
             return True, False
     asks = instructions[at]
@@ -549,6 +572,18 @@ def _where_of_assert(statement: ast.Assert) -> _Where:
         if one.opname in _ASSERTS:
             return False
         return None if _holds(statement, one) and not _returns(one) else True
+
+    return where
+
+
+def _where_of_while(statement: ast.While) -> _Where:
+    """Return what says of an instruction whether another round begins there; None: not yet known."""
+
+    def where(one: dis.Instruction) -> bool | None:
+        if _holds(statement.body, one):
+            return True
+        inside = _holds(statement, one) and not _holds(statement.orelse, one)
+        return None if inside and not _returns(one) else False
 
     return where
 
