@@ -40,6 +40,11 @@ def test_the_device_is_there(facts: dict[str, Any]) -> None:
     assert facts["total"] == GIB
 
 
+def test_no_file_is_lost_to_tensors_without_values(facts: dict[str, Any]) -> None:
+    """By torch.save and by safetensors: what has no values is refused before the file is touched, the rest is saved."""
+    assert facts["files"] == [["TRACE", "of an earlier training"], [0, 1, 2, 3]] * 2
+
+
 def test_a_parameter_is_the_same_object_wherever_it_moves(facts: dict[str, Any]) -> None:
     assert facts["same_objects"]
     assert set(facts["moved"]) == {"cuda:0"}

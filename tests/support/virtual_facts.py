@@ -2,10 +2,32 @@
 
 import copy
 import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
 import dryfit
+
+
+def saved(without_values: dict[str, Any], real: dict[str, Any]) -> list[Any]:
+    """Return what is left of two files that were there, and what two others hold."""
+    import safetensors.torch
+    import torch
+
+    left: list[Any] = []
+    with TemporaryDirectory() as folder:
+        for number, save in enumerate([torch.save, safetensors.torch.save_file]):
+            file = Path(folder, str(number))
+            file.write_text("of an earlier training")
+            try:
+                save(without_values, file)
+            except dryfit.DryfitError as error:
+                left.append([error.code, file.read_text()])
+            save(real, file)
+            load = [torch.load, safetensors.torch.load_file][number]
+            left.append(load(file)["host"].tolist())
+    return left
 
 
 def main() -> None:
@@ -203,6 +225,7 @@ def main() -> None:
         one = torch.randn(4, device="cuda")
         facts["close"] = [torch.allclose(one, one), nn.functional.gaussian_nll_loss(one, one, one).dim()]
         facts["real"] = torch.arange(4).mul(2).tolist()
+        facts["files"] = saved(model.state_dict(), {"host": torch.arange(4)})
     facts["out_of_memory"] = [one.model_dump(mode="json") for one in gpu.out_of_memory]
     print(json.dumps(facts))
 

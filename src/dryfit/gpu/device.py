@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from dryfit.gpu import functions, missing_parts, weights
+from dryfit.gpu import functions, missing_parts, unwritten, weights
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.caching_allocator import CachingAllocator
 from dryfit.gpu.constants import DeviceConstants, device_constants
@@ -276,6 +276,8 @@ class VirtualGpu:
 def virtual_gpu(device: str | DeviceSpec) -> AbstractContextManager[VirtualGpu]:
     """Return a context in which CUDA is a device that is not there; use it in a fresh process.
 
+    Its tensors have no values: ``torch.save`` and safetensors refuse them, before they touch a file.
+
     ::
 
         with dryfit.virtual_gpu("rtx4090") as gpu:
@@ -289,7 +291,9 @@ def virtual_gpu(device: str | DeviceSpec) -> AbstractContextManager[VirtualGpu]:
         ConfigError: There is no such device.
         TraceError: This build of torch cannot do it, or a real device is visible.
     """
-    return VirtualGpu(parse_device(device) if isinstance(device, str) else device).active()
+    gpu = VirtualGpu(parse_device(device) if isinstance(device, str) else device)
+    unwritten.refuse_files()
+    return gpu.active()
 
 
 def no_room_text(allocator: CachingAllocator, capacity_bytes: int, overhead_bytes: int, requested_bytes: int) -> str:

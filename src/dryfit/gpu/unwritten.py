@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import wraps
 from importlib import import_module
 from types import ModuleType, TracebackType
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -23,6 +24,7 @@ from dryfit.gpu.private_apis.torch_fakes import FakeTensor
 from dryfit.gpu.stored_types import STORED_TYPES
 from dryfit.gpu.view import path_of
 from dryfit.gpu.written import Saved
+from dryfit.settings.errors import TraceError
 
 # Tensors without values are saved as their shapes: with them a file has its exact size told, and is read back.
 #
@@ -235,6 +237,44 @@ def install(saved: Saved, make: Callable[[Any, torch.dtype], torch.Tensor]) -> d
     files = TorchFiles(saved)
     fake_tensors.install_addresses()
     return {torch.save: files.save, torch.load: files.load, pickle.dump: files.dump}
+
+
+class _Probe(pickle.Pickler):
+    """A pickler that finds tensors without values, and keeps the data of no others."""
+
+    def persistent_id(self, obj: Any) -> str | None:
+        """Return what is written in the place of a tensor's data."""
+        return "data" if isinstance(obj, torch.TypedStorage | torch.UntypedStorage) else None
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Refuse a tensor without values."""
+        if isinstance(obj, FakeTensor):
+            raise TraceError(
+                "saving a file",
+                "tensors of a virtual GPU have no values",
+                hint="dryfit rehearse SCRIPT keeps what a script saves out of your files, and reads it back",
+            )
+        return NotImplemented
+
+
+def refuse_files() -> None:
+    """Let nothing without values be saved, from now on: an older file of that name would be lost.
+
+    Where a rehearsal keeps files out of the user's folders (:func:`install`), it saves and reads them back.
+    """
+    if _make:
+        return
+
+    def refusing(save: Callable[..., Any]) -> None:
+        @wraps(save)
+        def checked(obj: Any, *args: Any, **kwargs: Any) -> Any:
+            _Probe(io.BytesIO()).dump(obj)
+            return save(obj, *args, **kwargs)
+
+        rebind(save, checked)
+
+    refusing(torch.save)
+    when_imported(f"{_LIBRARY}.torch", lambda library: [refusing(one) for one in (library.save_file, library.save)])
 
 
 def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:
