@@ -147,6 +147,16 @@ def test_data_on_the_device_are_no_weights_and_plain_tensors_of_an_optimizer_are
     assert held[MemoryCategory.WEIGHTS] == 2 * weights and held[MemoryCategory.OPTIMIZER] == weights
 
 
+def test_tensors_of_own_classes_take_what_plain_ones_take(tmp_path: Path) -> None:
+    """The script keeps every other batch until the step after the next, which is no growth."""
+    plain, kinds = (
+        memory_of(rehearse(tmp_path, "odd/kinds_of_tensors.py", way, steps=4)) for way in ("plain", "kinds")
+    )
+    assert kinds.peak_allocated_bytes == plain.peak_allocated_bytes
+    assert kinds.steps == plain.steps and len({step.end_bytes for step in kinds.steps}) == 2
+    assert kinds.growth is None
+
+
 def test_an_average_that_is_made_late_is_weights(tmp_path: Path) -> None:
     held = memory_of(rehearse(tmp_path, "odd/late_average.py")).by_category
     weights = held_bytes((30, 100), (30,))

@@ -1,5 +1,6 @@
 """Tensors that become fakes: addresses, late parameters, recurrent layers, subclasses."""
 
+import inspect
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -14,6 +15,7 @@ from torch.nn.parameter import (
 )
 
 from dryfit.gpu.private_apis.torch_fakes import FakeTensor, forget
+from dryfit.gpu.private_apis.torch_modes import without_function_modes
 from dryfit.gpu.private_apis.torch_tensors import key_of, replace_make_subclass
 
 # Addresses of fakes, which differ as those of real tensors do, and memory that they need not share.
@@ -137,13 +139,14 @@ def packed(args: tuple[Any, ...], lengths: torch.Tensor) -> tuple[torch.Tensor, 
     return data.new_empty(int(lengths.sum()), *data.shape[2:]), sizes
 
 
-# Subclasses of tensors that libraries make with ``torch.Tensor._make_subclass``, of fakes.
+# Subclasses of tensors that libraries make of fakes, with ``torch.Tensor._make_subclass`` and ``as_subclass``.
 #
 # torch cannot make one of a fake: that has a class already. bitsandbytes keeps its quantised weights in such classes
-# (``Params4bit``, ``Int8Params``), by whose names other libraries know them. Here a fake becomes an instance of a
-# class that is both: theirs first, so that its methods and attributes act, and a fake for torch.
+# (``Params4bit``, ``Int8Params``), by whose names other libraries know them; fastai and torchvision
+# (``tv_tensors.Image``) give each tensor of a batch its kind. Here a fake becomes an instance of a class that is both:
+# theirs first, so that its methods and attributes act, and a fake for torch.
 #
-# To be removed when ``_make_subclass`` takes fakes.
+# To be removed when both take fakes.
 
 
 Make = Callable[[torch.Size, torch.dtype, torch.device, bool], torch.Tensor]
@@ -180,6 +183,17 @@ def install_tensor_classes(make: Make, on_data: Callable[[Any, torch.Tensor], No
         # ``type(parameter)(data, **vars(parameter))``, as accelerate gives one other data, small ones with values
         return nn.Parameter(args[0], state.get("requires_grad", False))
 
+    def as_subclass(tensor: torch.Tensor, cls: Any) -> Any:
+        if not isinstance(tensor, FakeTensor):
+            return as_is(tensor, _theirs(cls))
+        with without_function_modes():
+            view: Any = tensor.view_as(tensor)
+        _OF_FAKES.update(vars(view))
+        view.__class__ = FakeTensor if cls is torch.Tensor else _both(cls)
+        return view
+
+    as_is = torch.Tensor.as_subclass
+    torch.Tensor.as_subclass = as_subclass
     new = FakeTensor.__new__
     FakeTensor.__new__ = like  # pyright: ignore[reportAttributeAccessIssue]
     original = replace_make_subclass(made)
@@ -205,6 +219,20 @@ def _is_weight(cls: Any) -> bool:
     return issubclass(cls, nn.Parameter) and cls is not nn.Parameter and not issubclass(cls, UninitializedTensorMixin)
 
 
+class _AsTensor:
+    """Lets the functions of torch treat a class as one of plain tensors: they treat that of fakes as none."""
+
+    __slots__ = ()
+    __torch_function__ = inspect.getattr_static(torch.Tensor, "__torch_function__")
+
+
+def _theirs(cls: Any) -> Any:
+    """Return the class of real tensors in the place of one of :func:`_both`: a host tensor may be of a fake's kind."""
+    if not issubclass(cls, FakeTensor):
+        return cls
+    return torch.Tensor if cls is FakeTensor else cls.__bases__[0]
+
+
 @cache
 def _both(cls: Any) -> Any:
     """Return the class of fakes that are instances of a library's class of tensors as well."""
@@ -219,4 +247,6 @@ def _both(cls: Any) -> Any:
 
     cls.__new__ = staticmethod(new)
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    return type(cls)(cls.__name__, (cls, FakeTensor), names)
+    both = type(cls)(cls.__name__, (cls, _AsTensor, FakeTensor), names)
+    both.__torch_function__ = inspect.getattr_static(cls, "__torch_function__")
+    return both

@@ -231,7 +231,8 @@ def _growth(
     """Return what each step adds and keeps, with the line that keeps most; the first step makes lasting state.
 
     A line adds what both of the last two steps have made there and not freed, or the smaller of the two: batches of
-    other sizes, and what is made once, are no growth. Nor is what takes the place of older memory of the same line.
+    other sizes, and what is made once, are no growth. Nor is what takes the place of older memory of the same line,
+    or stays until the step after the next.
     """
     if len(steps) < 3:
         return None
@@ -240,8 +241,10 @@ def _growth(
     grown = {place: min(size, kept_of_both[place] - size) for place, size in kept_of_last.items()}
     if sum(grown.values()) < _LEAST_GROWTH_BYTES:
         return None
-    before, now = (_kept_by_place(_held(run, labels, mark - 1)) for mark in (middle, end))
-    grown = {place: max(0, min(size, now[place] - before.get(place, 0))) for place, size in grown.items()}
+    first, before, now = (_kept_by_place(_held(run, labels, mark - 1)) for mark in (begin, middle, end))
+    for place, size in grown.items():
+        held = [one.get(place, 0) for one in (first, before, now)]
+        grown[place] = max(0, min(size, held[2] - held[1], held[1] - held[0]))
     total_bytes = sum(grown.values())
     if total_bytes < _LEAST_GROWTH_BYTES:
         return None
