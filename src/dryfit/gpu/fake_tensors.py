@@ -193,7 +193,7 @@ def install_tensor_classes(make: Make, on_data: Callable[[Any, torch.Tensor], No
         return view
 
     as_is = torch.Tensor.as_subclass
-    torch.Tensor.as_subclass = as_subclass
+    torch.Tensor.as_subclass = as_subclass  # pyright: ignore[reportAttributeAccessIssue]
     new = FakeTensor.__new__
     FakeTensor.__new__ = like  # pyright: ignore[reportAttributeAccessIssue]
     original = replace_make_subclass(made)

@@ -274,7 +274,8 @@ def refuse_files() -> None:
         rebind(save, checked)
 
     refusing(torch.save)
-    when_imported(f"{_LIBRARY}.torch", lambda library: [refusing(one) for one in (library.save_file, library.save)])
+    for name in ("save_file", "save"):
+        when_imported(f"{_LIBRARY}.torch", lambda library, name=name: refusing(getattr(library, name)))
 
 
 def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -453,7 +453,7 @@ def _said(truth: bool) -> str:
 
 @cache
 def _loop_of(code: CodeType, offset: int) -> tuple[ast.While | None, bool]:
-    """Return the ``while`` whose test an instruction belongs to, and whether that is the test before its first round."""
+    """Return the ``while`` in whose test an instruction stands, and whether that is the test before the first round."""
     instructions, at = _at(code, offset)
     path = _path_to(_tree(code.co_filename), instructions[at])
     if not path or not isinstance(path[-1], ast.While):

@@ -144,7 +144,8 @@ def test_a_loop_on_values_is_left_by_what_its_rounds_keep(
 def test_loops_that_run_once_each_keep_nothing_in_rounds(tmp_path: Path) -> None:
     """What other code keeps between one run of a loop and the next is none of the loop's."""
     unknown = Unknown(lambda: 2**21 * len(unknown.said))
-    code = "done = []\nfor _ in range(40):\n    while x:\n        if done: break\n        done.append(_)\n    done = []\nreturn _"
+    code = "done = []\nfor _ in range(40):\n    while x:\n        if done: break\n        done.append(_)\n"
+    code += "    done = []\nreturn _"
     assert function(tmp_path, code)(unknown) == 39
     assert not unknown.conditions.open
 
