@@ -1,5 +1,6 @@
 """Tensors that become fakes: addresses, late parameters, recurrent layers, subclasses."""
 
+import copyreg
 import inspect
 import warnings
 from collections.abc import Callable
@@ -184,7 +185,7 @@ def install_tensor_classes(make: Make, on_data: Callable[[Any, torch.Tensor], No
         return nn.Parameter(args[0], state.get("requires_grad", False))
 
     def as_subclass(tensor: torch.Tensor, cls: Any) -> Any:
-        if not isinstance(tensor, FakeTensor):
+        if not (isinstance(tensor, FakeTensor) and issubclass(cls, torch.Tensor)):
             return as_is(tensor, _theirs(cls))
         with without_function_modes():
             view: Any = tensor.view_as(tensor)
@@ -249,4 +250,6 @@ def _both(cls: Any) -> Any:
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     both = type(cls)(cls.__name__, (cls, _AsTensor, FakeTensor), names)
     both.__torch_function__ = inspect.getattr_static(cls, "__torch_function__")
+    if FakeTensor in copyreg.dispatch_table:  # pickle asks by the class itself
+        copyreg.pickle(both, copyreg.dispatch_table[FakeTensor])
     return both
