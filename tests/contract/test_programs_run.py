@@ -22,7 +22,7 @@ ONLY_REHEARSED = {
     *("odd/own_rows.py", "odd/paged_optimizer.py", "odd/sharded_values.py", "odd/deepspeed_refused.py"),
     *("odd/factorizes.py", "odd/hooks.py", "odd/images.py", "odd/late_average.py", "odd/own_processes.py"),
     *("odd/plain_tensors.py", "odd/second_order.py", "odd/selects_pairs.py", "odd/swaps_tensors.py"),
-    *("odd/wraps_tensors.py",),
+    *("odd/repeats_rows.py", "odd/wraps_tensors.py"),
     *("accumulates.py", "compiled_programs.py", "deepspeed_engine.py", "deepspeed_trainer.py"),
     *("sharded_checkpoints.py", "starts_ranks.py", "tensor_parallel.py"),
 }

@@ -147,6 +147,17 @@ def test_data_on_the_device_are_no_weights_and_plain_tensors_of_an_optimizer_are
     assert held[MemoryCategory.WEIGHTS] == 2 * weights and held[MemoryCategory.OPTIMIZER] == weights
 
 
+def test_an_output_that_has_no_largest_size_leaves_the_need_open(tmp_path: Path) -> None:
+    answer = rehearse(tmp_path, "odd/repeats_rows.py")
+    assert answer.end is ScriptEnd.FINISHED, answer.traceback
+    assert answer.verdict is VerdictKind.UNKNOWN and answer.at_least
+    (reason,) = answer.reasons
+    assert "aten.repeat_interleave" in reason
+    assert f"{line_of('odd/repeats_rows.py', '# how many rows')};" in reason
+    assert not any("repeat_interleave" in one.what for one in answer.unknown)
+    assert answer.memory is not None and len(answer.memory.steps) == 3
+
+
 def test_tensors_of_own_classes_take_what_plain_ones_take(tmp_path: Path) -> None:
     """The script keeps every other batch until the step after the next, which is no growth."""
     plain, kinds = (

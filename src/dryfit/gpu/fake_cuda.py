@@ -56,16 +56,29 @@ class StandIns(TorchDispatchMode):
         number: The value that ``item()`` gives.
         smallest_sizes: Whether such an output has one row instead of all.
         sized_by_values: Whether there was one.
+        unbounded: Outputs of which nobody knows the largest either, as reasons why a need is not known; None: they are
+            refused.
+        took_least: Whether the last answer is such an output.
     """
 
     number: float = 1
+    took_least: bool = False
     smallest_sizes: bool = False
     sized_by_values: bool = False
+    unbounded: dict[str, None] | None = None
 
     def rows(self, most: int) -> int:
         """How many rows an output has whose size depends on values."""
         self.sized_by_values = True
         return min(1, most) if self.smallest_sizes else most
+
+    def least_rows(self, func: Any, least: int) -> int | None:
+        """How many rows an output has at least, whose size any values may decide; None: it is refused."""
+        if self.unbounded is None:
+            return None
+        self.took_least, place = True, _caller().partition(" (")[0]
+        self.unbounded[f"values decide how much {func} gives at {place}; the least was taken"] = None
+        return least
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator; where it needs values, or has no fake, answer in its place."""
@@ -160,7 +173,14 @@ class StandIns(TorchDispatchMode):
     def bincount(self, args: tuple[Any, ...]) -> torch.Tensor | None:
         """As many bins as are asked for; nobody knows how many there are otherwise."""
         weights, bins = (*args[1:], *(None, 0)[len(args) - 1 :])
-        return args[0].new_empty((bins,), dtype=torch.int64 if weights is None else torch.float64) if bins else None
+        bins = bins or self.least_rows(_aten.bincount, min(1, args[0].numel()))
+        dtype = torch.int64 if weights is None else torch.float64
+        return None if bins is None else args[0].new_empty((bins,), dtype=dtype)
+
+    def repeat_interleave(self, args: tuple[Any, ...]) -> torch.Tensor | None:
+        """The place of each entry, as often as it says itself, which nobody knows."""
+        rows = self.least_rows(_aten.repeat_interleave, args[0].numel())
+        return None if rows is None else args[0].new_empty((rows,))
 
     def ctc_loss(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         """A loss of each sequence, and of each of its frames the states between all its labels (``LossCTC.cu``)."""
@@ -250,6 +270,7 @@ _ANSWERS: dict[Any, Any] = {
     _aten.unique_dim.default: StandIns.unique_rows,
     _aten.linalg_lstsq.default: StandIns.lstsq,
     _aten.bincount.default: StandIns.bincount,
+    _aten.repeat_interleave.Tensor: StandIns.repeat_interleave,
     _aten.equal.default: StandIns.equal,
     _aten.allclose.default: StandIns.allclose,
 }

@@ -141,6 +141,7 @@ class _Run:
         constants = self._constants(request.device)
         self.gpu = VirtualGpu(request.device, ranks=request.ranks, unlimited=request.unlimited, constants=constants)
         self.gpu.dispatch.stand_ins.smallest_sizes = request.smallest_sizes
+        self.gpu.dispatch.stand_ins.unbounded = {}
         self.arguments = ArgumentWatch(request.overrides)
         self.marks: list[StepMark] = []
         self.notes: list[str] = []
@@ -272,7 +273,7 @@ class _Run:
         gpu.allocations.close()  # the garbage collector may free tensors while these are read
         went_through = end in (ScriptEnd.FINISHED, ScriptEnd.STOPPED)
         memory = self._memory(gpu.allocations, gpu.constants, gpu.room_bytes if went_through else None)
-        self.unseen += gpu.dispatch.conditions.open
+        self.unseen += [*gpu.dispatch.conditions.open, *(gpu.dispatch.stand_ins.unbounded or ())]
         alike = self.processes.alike
         if (
             memory is not None
