@@ -407,6 +407,9 @@ class Conditions:
         self._held: defaultdict[ast.While, dict[tuple[CodeType, int], deque[int]]] = defaultdict(dict)
         """Memory held at the beginning of the last rounds of each loop, by the condition that asks."""
 
+        self._left: dict[ast.While, tuple[str, frozenset[tuple[CodeType, int]]]] = {}
+        """Loops that are being left: why, and the conditions of the test that have been answered so."""
+
         self.open: dict[str, None] = {}
 
     def answer(self) -> tuple[bool, str]:
@@ -432,7 +435,12 @@ class Conditions:
             return ""
         if begins:
             self._held.pop(loop, None)
+            self._left.pop(loop, None)
             return ""
+        why, others = self._left.pop(loop, ("", frozenset()))
+        if why and asked not in others:  # the test of the same round asks more than one
+            self._left[loop] = why, others | {asked}
+            return why
         held = self._held[loop].setdefault(asked, deque(maxlen=STEADY_ROUNDS))
         held.append(self._held_bytes())
         last = [*held][-ROUNDS:]
@@ -444,6 +452,7 @@ class Conditions:
         else:
             return ""
         del self._held[loop]
+        self._left[loop] = why, frozenset({asked})
         return why
 
 

@@ -141,6 +141,12 @@ def test_a_loop_on_values_is_left_by_what_its_rounds_keep(
     assert [f"{tmp_path}/asks.py:4" in text for text in unknown.conditions.open] == [True] * (keeps and has_gradient)
 
 
+def test_a_loop_that_two_conditions_end_is_left_by_both(tmp_path: Path) -> None:
+    unknown = Unknown()
+    function(tmp_path, "for _ in range(3):\n    while not (x and x.all()):\n        x.all")(unknown)
+    assert len(unknown.said) == 3 * (1 + STEADY_ROUNDS + 1)
+
+
 def test_loops_that_run_once_each_keep_nothing_in_rounds(tmp_path: Path) -> None:
     """What other code keeps between one run of a loop and the next is none of the loop's."""
     unknown = Unknown(lambda: 2**21 * len(unknown.said))
