@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -195,7 +195,8 @@ def sync_path(path: Path) -> None:
 def sync_tree(folder: Path) -> None:
     """Make everything below a folder survive a power cut."""
     for path in (*folder.rglob("*"), folder):
-        sync_path(path)
+        if path.is_file() or path.is_dir():  # a pipe would be waited for, and a link may lead nowhere
+            sync_path(path)
 
 
 def empty_beside(folder: Path) -> Path:
@@ -206,20 +207,40 @@ def empty_beside(folder: Path) -> Path:
     return temporary
 
 
-def publish_folder(temporary: Path, folder: Path, texts: Mapping[str, str]) -> None:
-    """Add text files to a folder, sync it, and move it to its place by one rename.
+@contextmanager
+def publishing(folder: Path) -> Generator[Path, None, None]:
+    """Write a folder whole or not at all: the block fills the folder that it gets, which is then renamed, on disk.
+
+    An existing folder of the name is replaced. Where the block fails, what was written is removed.
+    """
+    temporary = empty_beside(folder)
+    try:
+        yield temporary
+        sync_tree(temporary)
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs its space back
+    sync_path(folder.parent)
+
+
+def copy_folder(source: Path, target: Path, copy: Callable[[Path, Path], object] | None = None) -> None:
+    """Copy a folder's files. Links stay links; pipes and sockets are left out, as nobody is at their other end.
 
     Args:
-        temporary: The folder, beside its final place.
-        folder: The final place; an existing folder is removed.
-        texts: The files' contents, by name.
+        source: The folder.
+        target: Where to; made if absent.
+        copy: Copies one file; None: its bytes and times.
     """
-    for name, content in texts.items():
-        (temporary / name).write_text(content, encoding="utf-8")
-    sync_tree(temporary)
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.rename(folder)
-    sync_path(folder.parent)
+    target.mkdir(exist_ok=True)
+    for path in source.iterdir():
+        place = target / path.name
+        if path.is_symlink():
+            place.symlink_to(path.readlink())
+        elif path.is_dir():
+            copy_folder(path, place, copy)
+        elif path.is_file():
+            (copy or shutil.copy2)(path, place)
 
 
 def write_text_atomic(path: Path, text: str, *, durable: bool = True) -> None:

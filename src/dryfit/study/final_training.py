@@ -17,7 +17,7 @@ from dryfit.processes.failures import ANOTHER_ATTEMPT, attempt_terms, classify, 
 from dryfit.processes.node import Nodes
 from dryfit.settings.devices import node_of, on_cpu
 from dryfit.settings.errors import Action, ChildError, ConfigError, DryfitError, PastFailure, StudyBusyError
-from dryfit.settings.files import sync_path, write_model
+from dryfit.settings.files import publishing, sync_path, write_model
 from dryfit.settings.jobs import ChildResult
 from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.study_file_reading import load_study_file
@@ -563,11 +563,8 @@ def copy_model(model: Path, out: Path) -> None:
         ConfigError: Something is there already.
     """
     refuse_taken(out)
-    temporary = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(model, temporary)
-    temporary.rename(out)
+    with publishing(out) as temporary:
+        shutil.copytree(model, temporary, dirs_exist_ok=True)
 
 
 def refuse_taken(out: Path) -> None:

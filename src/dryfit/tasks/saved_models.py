@@ -38,7 +38,7 @@ from dryfit.settings.check_messages import Health, Subject
 from dryfit.settings.choices import DEFAULT_TASK
 from dryfit.settings.errors import ConfigError, LoadError
 from dryfit.settings.execution import WeightFormat
-from dryfit.settings.files import empty_beside, publish_folder, sync_path, write_text_atomic
+from dryfit.settings.files import publishing, sync_path, write_text_atomic
 from dryfit.settings.tables import DataSettings, ModelSettings, Settings, TrialSettings
 from dryfit.settings.task_facts import TaskName, facts_of, task_word
 from dryfit.settings.training_messages import ANALYSIS_FILE, DRYFIT_FILE, MODEL_FOLDER
@@ -337,16 +337,17 @@ def save_trained(
         temporary.replace(folder / weights)
         write_text_atomic(folder / DRYFIT_FILE, text)
         return
-    temporary = empty_beside(folder)
-    save_weights(model, temporary / weights)
-    if adapted is not None:
-        save_adapter_config(adapted, temporary, revision=_revision(facts))
-    for part, base in model.pretrained().items():
-        (temporary / part).mkdir(exist_ok=True)
-        if adapted is None:
-            _named(base.config, facts).to_json_file(temporary / part / _CONFIG_FILE, use_diff=False)
-        copy_tokenizer(tokenizer_folders[part], temporary / part)
-    publish_folder(temporary, folder, {**texts, DRYFIT_FILE: text})
+    with publishing(folder) as temporary:
+        save_weights(model, temporary / weights)
+        if adapted is not None:
+            save_adapter_config(adapted, temporary, revision=_revision(facts))
+        for part, base in model.pretrained().items():
+            (temporary / part).mkdir(exist_ok=True)
+            if adapted is None:
+                _named(base.config, facts).to_json_file(temporary / part / _CONFIG_FILE, use_diff=False)
+            copy_tokenizer(tokenizer_folders[part], temporary / part)
+        for name, content in {**texts, DRYFIT_FILE: text}.items():
+            (temporary / name).write_text(content, encoding="utf-8")
 
 
 def _named(config: PreTrainedConfig, facts: Mapping[str, Any]) -> PreTrainedConfig:

@@ -9,7 +9,6 @@ keeps of the attempts before it, and changes nothing there.
 """
 
 import json
-import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from safetensors import SafetensorError
 
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.errors import CheckpointError, CorruptCheckpointError, LoadError
-from dryfit.settings.files import sync_path, sync_tree
+from dryfit.settings.files import publishing
 from dryfit.settings.training_messages import TrainRequest
 from dryfit.settings.trial import FoldScore, MetricPoint
 from dryfit.settings.wire import STEP_PREFIX, UNREADABLE_PREFIX, Checkpointed, Note, Phase, canonical_json
@@ -98,10 +97,8 @@ def save_checkpoint(
         OSError: It cannot be written; what was written of it is removed, and those before are untouched.
     """
     final = directory / f"{STEP_PREFIX}{step:08d}"
-    temporary = directory / f".{final.name}.{os.getpid()}.tmp"
     _remove_leftovers(directory)
-    temporary.mkdir(parents=True)
-    try:
+    with publishing(final) as temporary:
         write(temporary)
         manifest = {
             "format": _FORMAT,
@@ -114,13 +111,6 @@ def save_checkpoint(
         text = canonical_json(manifest).encode()
         # The manifest vouches for itself too, so that no flipped bit in the reports goes unseen.
         (temporary / _MANIFEST).write_bytes(xxhash.xxh3_128_hexdigest(text).encode() + b"\n" + text)
-        sync_tree(temporary)
-        if final.exists():  # the same step, which could not be read: replace it
-            shutil.rmtree(final)
-        temporary.rename(final)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs its space back
-    sync_path(directory)
     _remove_others(directory, final)
     return final
 
@@ -282,6 +272,5 @@ def _facts(path: Path) -> dict[str, int | str]:
 
 def _remove_leftovers(directory: Path) -> None:
     """Remove what a killed attempt left half written; one trial has one writer."""
-    directory.mkdir(parents=True, exist_ok=True)
     for path in directory.glob(f".{STEP_PREFIX}*.tmp"):
         shutil.rmtree(path, ignore_errors=True)

@@ -16,7 +16,7 @@ from dryfit.meta.pretrained import DTYPES, Kind, make_model
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.execution import base_format
-from dryfit.settings.files import empty_beside, publish_folder
+from dryfit.settings.files import publishing
 from dryfit.settings.tables import HeadSettings
 from dryfit.settings.training_messages import ExportRequest, ExportResult, MergeRequest, MergeResult
 from dryfit.settings.wire import Note, Phase
@@ -232,11 +232,10 @@ def merge(body: MergeRequest, channel: ChildChannel) -> MergeResult:
         raise ConfigError(f"merging the adapters of {folder}", "it holds none", "a model with LoRA adapters")
     channel.beat()
     whole = merged(model, read_model_input(folder))
-    temporary = empty_beside(target)
     channel.send(Phase(name="save"))
-    whole.save_pretrained(temporary)
-    copy_tokenizer(folder, temporary)
-    publish_folder(temporary, target, {})
+    with publishing(target) as temporary:
+        whole.save_pretrained(temporary)
+        copy_tokenizer(folder, temporary)
     size = sum(path.stat().st_size for path in target.iterdir())
     return MergeResult(out=str(target), size_bytes=size)
 
@@ -280,13 +279,14 @@ def export(body: ExportRequest, channel: ChildChannel) -> ExportResult:
     else:
         parts, loaded_by = _whole(model, read, doing, trust=body.trust)
     channel.send(Phase(name="save"))
-    temporary = empty_beside(target)
-    for part, plain in parts.items():
-        plain.save_pretrained(temporary / part)
-        copy_tokenizer(folder / part, temporary / part)
     for note in _remarks(read, encoder_alone=body.encoder_alone):
         channel.send(Note(text=note))
-    publish_folder(temporary, target, {README_FILE: _readme(read, loaded_by, types=model.takes_types)})
+    with publishing(target) as temporary:
+        for part, plain in parts.items():
+            plain.save_pretrained(temporary / part)
+            copy_tokenizer(folder / part, temporary / part)
+        readme = _readme(read, loaded_by, types=model.takes_types)
+        (temporary / README_FILE).write_text(readme, encoding="utf-8")
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     return ExportResult(out=str(target), loaded_by=loaded_by, size_bytes=size)
 

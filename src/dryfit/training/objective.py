@@ -8,7 +8,6 @@ import platform
 import random
 import re
 import runpy
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from typing import Any, Final
 
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.errors import CheckpointError, FileError, ObjectiveError
-from dryfit.settings.files import read_bounded, sync_path
+from dryfit.settings.files import copy_folder, publishing, read_bounded
 from dryfit.settings.tables import CalledCode
 from dryfit.settings.training_messages import ImportRequest, ImportResult, ObjectiveRequest, TrainResult
 from dryfit.settings.user_code import (
@@ -132,22 +131,11 @@ def make_checkpoint_folder(body: ObjectiveRequest, *, anew: bool = False) -> Non
         _refuse_other_trial(folder, body.fingerprint)
     if own.is_dir():
         return
-    temporary = own.with_name(f".{own.name}.{os.getpid()}.tmp")
-    temporary.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
+    with publishing(own) as temporary:
         if kept.is_dir() and not anew:
-            _copy(kept, temporary)
-        else:
-            temporary.mkdir()
+            copy_folder(kept, temporary)
         text = canonical_json({"fingerprint": body.fingerprint, "trial": body.number})
         (temporary / TRIAL_FILE).write_text(text, encoding="utf-8")
-        for path in (temporary / TRIAL_FILE, temporary):
-            sync_path(path)
-        temporary.rename(own)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs its space back
-    sync_path(own.parent)
 
 
 def _refuse_other_trial(folder: Path, fingerprint: str) -> None:
@@ -169,21 +157,6 @@ def _refuse_other_trial(folder: Path, fingerprint: str) -> None:
             allowed=f"a folder of the trial with fingerprint {fingerprint}",
             hint="remove the folder, or search in another study folder",
         )
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy a folder to disk. Links stay links; pipes and sockets are left out, as nobody is at their other end."""
-    target.mkdir()
-    for path in source.iterdir():
-        copy = target / path.name
-        if path.is_symlink():
-            copy.symlink_to(path.readlink())
-        elif path.is_dir():
-            _copy(path, copy)
-        elif path.is_file():
-            shutil.copy2(path, copy)
-            sync_path(copy)
-    sync_path(target)
 
 
 # Import a study's function by its name, in a process that did not define it.

@@ -21,7 +21,7 @@ from dryfit.gpu.training_arguments import ArgumentWatch
 from dryfit.processes.channel import ChildChannel
 from dryfit.processes.process import peak_rss_bytes
 from dryfit.settings.errors import NonFiniteError, ObjectiveError
-from dryfit.settings.files import empty_beside, publish_folder
+from dryfit.settings.files import publishing
 from dryfit.settings.ladder import arguments_of
 from dryfit.settings.rehearsal_messages import BATCH, ArgumentValue
 from dryfit.settings.training_messages import ObjectiveRequest, StopReason, TrainerRequest, TrainResult
@@ -333,9 +333,8 @@ class ReportingCallback(TrainerCallback):
             control.should_save = False
             return
         if improved and self._terms.best_dir is not None:
-            temporary = empty_beside(self._terms.best_dir)
-            self._trainer.save_model(str(temporary))
-            publish_folder(temporary, self._terms.best_dir, {})
+            with publishing(self._terms.best_dir) as temporary:
+                self._trainer.save_model(str(temporary))
         due = self._terms.clock() - self._saved_at_s >= self._terms.checkpoint_every_s
         if (due or self.cut_short) and not args.save_only_model:
             control.should_save = True

@@ -20,7 +20,7 @@ from dryfit.gpu.training_arguments import ArgumentWatch
 from dryfit.processes.channel import ChildChannel
 from dryfit.processes.process import CopiesEndHere, peak_rss_bytes
 from dryfit.settings.errors import DryfitError, ObjectiveError
-from dryfit.settings.files import empty_beside, publish_folder, reading
+from dryfit.settings.files import copy_folder, publishing, reading
 from dryfit.settings.ladder import arguments_of
 from dryfit.settings.text import brief, few
 from dryfit.settings.training_messages import ObjectiveRequest, ScriptRequest, TrainResult
@@ -395,12 +395,11 @@ def _keep(folder: Path, best_dir: Path) -> None:
     """Keep what a script without a Trainer has written; without a copy of its bytes where the file system can."""
     if not any(folder.iterdir()):
         return
-    temporary = empty_beside(best_dir)
-    shutil.copytree(folder, temporary, symlinks=True, copy_function=_link, dirs_exist_ok=True)
-    publish_folder(temporary, best_dir, {})
+    with publishing(best_dir) as temporary:
+        copy_folder(folder, temporary, _link)
 
 
-def _link(source: str, target: str) -> None:
+def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
