@@ -4,6 +4,7 @@ import math
 import operator
 import os
 import shutil
+import sys
 import traceback
 from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
@@ -213,8 +214,7 @@ class Trial:
         steps = max(self._last_step or 0, self._checkpoint_step, 0)
         if self._stopped_by is not None:
             return TrainResult(value=None, best=None, steps=steps, stopped_by=self._stopped_by)
-        values = as_values(returned, self._goals)
-        return TrainResult(value=values[0], also=values[1:], best=None, steps=steps, peak_rss_bytes=peak_rss_bytes())
+        return completed(returned, self._goals, steps)
 
     def _index(self, step: int) -> int | None:
         """Return the number of a step's report; None where an earlier attempt has passed the step without one."""
@@ -271,6 +271,31 @@ def as_values(returned: object, goals: tuple[str, ...]) -> tuple[float, ...]:
     if bad:
         raise NonFiniteError(doing, ", ".join(bad), wanted)
     return values
+
+
+def completed(returned: object, goals: tuple[str, ...], steps: int) -> TrainResult:
+    """Return the result of the user's own code that has come to its end; PyTorch is asked where that is imported.
+
+    Args:
+        returned: One number for each goal.
+        goals: Their names.
+        steps: Optimizer steps done.
+
+    Raises:
+        ObjectiveError: It is something else.
+        NonFiniteError: A number is NaN or infinite.
+    """
+    values, torch = as_values(returned, goals), sys.modules.get("torch")
+    cuda: Any = torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+    return TrainResult(
+        value=values[0],
+        also=values[1:],
+        best=None,
+        steps=steps,
+        peak_allocated_bytes=None if cuda is None else cuda.max_memory_allocated(),
+        peak_reserved_bytes=None if cuda is None else cuda.max_memory_reserved(),
+        peak_rss_bytes=peak_rss_bytes(),
+    )
 
 
 def _shown(value: object) -> str:

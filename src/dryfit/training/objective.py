@@ -277,12 +277,8 @@ def run(body: ObjectiveRequest, channel: ChildChannel) -> TrainResult:
         CheckpointError: What is to go on from belongs to another trial.
         NonFiniteError: One of them is NaN or infinite.
     """
-    use_threads(body.threads)
-    channel.send(Phase(name="load"))
-    with beating(channel):
-        demand_unchanged(body.own_file, body.own_hash)
+    with called(body, channel):
         function = import_function(body.objective)
-        make_checkpoint_folder(body)
         trial = Trial(body, channel)
         seed_libraries(body.seed)
         channel.send(Phase(name="train"))
@@ -320,7 +316,34 @@ def beating(channel: ChildChannel) -> Iterator[None]:
         thread.join()
 
 
-def use_threads(count: int) -> None:
+@contextmanager
+def called(body: ObjectiveRequest, channel: ChildChannel, *, anew: bool = False) -> Iterator[None]:
+    """Make this process ready to run a user's own code for one trial, and send heartbeats while that runs.
+
+    Args:
+        body: The call of the code.
+        channel: How it reports.
+        anew: As in :func:`make_checkpoint_folder`.
+
+    Raises:
+        ChangedError: The code's file was edited.
+        CheckpointError: What is to go on from belongs to another trial.
+    """
+    _use_threads(body.threads)
+    channel.send(Phase(name="load"))
+    with beating(channel):
+        demand_unchanged(body.own_file, body.own_hash)
+        make_checkpoint_folder(body, anew=anew)
+        yield
+
+
+def limit_memory(fraction: float | None, torch: Any) -> None:
+    """Let PyTorch's allocator take no more than a share of its device; None: all."""
+    if fraction is not None and torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(fraction)
+
+
+def _use_threads(count: int) -> None:
     """Replace the limit of one thread that children start with, for libraries that are imported from here on."""
     for name in _THREAD_VARIABLES:
         os.environ[name] = str(count)

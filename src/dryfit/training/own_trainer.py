@@ -19,13 +19,12 @@ from transformers.trainer_utils import IntervalStrategy
 
 from dryfit.gpu.training_arguments import ArgumentWatch
 from dryfit.processes.channel import ChildChannel
-from dryfit.processes.process import peak_rss_bytes
 from dryfit.settings.errors import NonFiniteError, ObjectiveError
 from dryfit.settings.files import publishing
 from dryfit.settings.ladder import arguments_of
 from dryfit.settings.rehearsal_messages import BATCH, ArgumentValue
 from dryfit.settings.training_messages import ObjectiveRequest, StopReason, TrainerRequest, TrainResult
-from dryfit.settings.user_code import demand_unchanged, source_file
+from dryfit.settings.user_code import source_file
 from dryfit.settings.wire import Note, Phase, Progress
 from dryfit.training.current_trial import (
     CheckpointMark,
@@ -33,12 +32,12 @@ from dryfit.training.current_trial import (
     Goals,
     OwnLine,
     Trial,
-    as_values,
+    completed,
     mark_whole,
     newest_whole,
     numbers_of,
 )
-from dryfit.training.objective import beating, import_function, make_checkpoint_folder, seed_libraries, use_threads
+from dryfit.training.objective import called, import_function, limit_memory, seed_libraries
 
 # Random numbers that are drawn while batches are made, by masking or augmentation, over a stop inside an epoch.
 #
@@ -632,13 +631,8 @@ def run(body: TrainerRequest, channel: ChildChannel) -> TrainResult:
         NonFiniteError: The loss became infinite or NaN, or every evaluation's value is.
     """
     calling = body.calling
-    use_threads(calling.threads)
-    channel.send(Phase(name="load"))
-    with beating(channel):
-        demand_unchanged(calling.own_file, calling.own_hash)
-        make_checkpoint_folder(calling)
-        if body.memory_fraction is not None and torch.cuda.is_available():
-            torch.cuda.set_per_process_memory_fraction(body.memory_fraction)
+    with called(calling, channel):
+        limit_memory(body.memory_fraction, torch)
         trial = Trial(calling, channel)
         trainer, notes = make_trainer(calling, trial, arguments_of(body.choice))
         for note in notes:
@@ -665,17 +659,4 @@ def _train(trainer: Trainer, trial: Trial, channel: ChildChannel, body: TrainerR
             f"eval_steps {args.eval_steps}, eval_delay {args.eval_delay}",
             "at least one evaluation",
         )
-    values = as_values(goals.values(callback.evaluations), goals.names)
-    return TrainResult(
-        value=values[0],
-        also=values[1:],
-        best=None,
-        steps=steps,
-        peak_allocated_bytes=_on_device(torch.cuda.max_memory_allocated),
-        peak_reserved_bytes=_on_device(torch.cuda.max_memory_reserved),
-        peak_rss_bytes=peak_rss_bytes(),
-    )
-
-
-def _on_device(measure: Callable[[], int]) -> int | None:
-    return measure() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    return completed(goals.values(callback.evaluations), goals.names, steps)

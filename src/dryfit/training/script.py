@@ -1,6 +1,5 @@
 """A training script as a trial: found, run unchanged, its results taken."""
 
-import functools
 import gc
 import importlib
 import os
@@ -11,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, final
@@ -18,13 +18,13 @@ from typing import Any, Final, final
 from dryfit.gpu.import_hooks import when_imported
 from dryfit.gpu.training_arguments import ArgumentWatch
 from dryfit.processes.channel import ChildChannel
-from dryfit.processes.process import CopiesEndHere, peak_rss_bytes
+from dryfit.processes.process import CopiesEndHere
 from dryfit.settings.errors import DryfitError, ObjectiveError
 from dryfit.settings.files import copy_folder, publishing, reading
 from dryfit.settings.ladder import arguments_of
 from dryfit.settings.text import brief, few
 from dryfit.settings.training_messages import ObjectiveRequest, ScriptRequest, TrainResult
-from dryfit.settings.user_code import FOLDER, CommandTemplate, Value, demand_unchanged
+from dryfit.settings.user_code import FOLDER, CommandTemplate, Value
 from dryfit.settings.wire import Note, Phase, parse_json
 from dryfit.training.current_trial import (
     TRIAL_VARIABLE,
@@ -34,12 +34,12 @@ from dryfit.training.current_trial import (
     ScriptEnded,
     ScriptReports,
     Trial,
-    as_values,
     begin,
+    completed,
     newest_whole,
     numbers_of,
 )
-from dryfit.training.objective import beating, make_checkpoint_folder, run_script, seed_libraries, use_threads
+from dryfit.training.objective import called, limit_memory, run_script, seed_libraries
 from dryfit.training.script_arguments import ArgumentReads
 
 # Files that a script opens for writing outside of its trial's folder, where another trial would overwrite them.
@@ -215,12 +215,9 @@ def run(body: ScriptRequest, channel: ChildChannel) -> TrainResult:
         CheckpointError: What is to go on from belongs to another trial.
         NonFiniteError: The loss became infinite or NaN, or every value is.
     """
-    calling = body.calling
-    use_threads(calling.threads)
-    channel.send(Phase(name="load"))
-    with beating(channel):
-        demand_unchanged(calling.own_file, calling.own_hash)
-        make_checkpoint_folder(calling, anew=calling.checkpoint_step is None)
+    anew = body.calling.checkpoint_step is None
+    with called(body.calling, channel, anew=anew):
+        when_imported("torch", partial(limit_memory, body.memory_fraction))
         return _ScriptTrial(body, channel).run()
 
 
@@ -277,14 +274,12 @@ class _ScriptTrial:
         return self._result()
 
     def _connect(self) -> None:
-        calling, fraction = self.body.calling, self.body.memory_fraction
+        calling = self.body.calling
         os.environ.update(variables_of(calling, self.trial.folder))
         begin(self.reports)
         self.arguments.install()
         self.planned.install()
         when_imported(_TRAINER, self._hook)
-        if fraction is not None:
-            when_imported("torch", functools.partial(_limit_memory, fraction))
         if self.results is not None:
             self.results.start()
         seed_libraries(calling.seed)
@@ -356,18 +351,10 @@ class _ScriptTrial:
             raise self._never_reported(trained)
         if all(self.goals.first(each.metrics) is None for each in evaluations):
             self.goals.demand(evaluations[-1])
-        values = as_values(self.goals.values(evaluations), self.goals.names)
+        result = completed(self.goals.values(evaluations), self.goals.names, steps)
         if not trained and self.body.best_dir is not None:
             _keep(self.trial.folder, Path(self.body.best_dir))
-        return TrainResult(
-            value=values[0],
-            also=values[1:],
-            best=None,
-            steps=steps,
-            peak_allocated_bytes=_on_device("max_memory_allocated"),
-            peak_reserved_bytes=_on_device("max_memory_reserved"),
-            peak_rss_bytes=peak_rss_bytes(),
-        )
+        return result
 
     def _never_reported(self, trained: bool) -> ObjectiveError:
         name = self.goals.names[0]
@@ -404,15 +391,3 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target, follow_symlinks=False)
     except OSError:
         shutil.copy2(source, target, follow_symlinks=False)
-
-
-def _limit_memory(fraction: float, torch: Any) -> None:
-    if torch.cuda.is_available():
-        torch.cuda.set_per_process_memory_fraction(fraction)
-
-
-def _on_device(measure: str) -> int | None:
-    torch: Mapping[str, Any] | Any = sys.modules.get("torch")
-    if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
-        return None
-    return getattr(torch.cuda, measure)()
