@@ -21,7 +21,7 @@ from dryfit.settings.errors import FileError, NonFiniteError, ObjectiveError
 from dryfit.settings.files import read_model, sync_tree, write_model
 from dryfit.settings.tables import CalledCode
 from dryfit.settings.training_messages import ObjectiveRequest, StopReason, TrainResult
-from dryfit.settings.trial import MetricPoint, Scalar
+from dryfit.settings.trial import MetricPoint, Scalar, better
 from dryfit.settings.wire import Checkpointed, Wire
 
 # The line of the user's own file in an exception that libraries have raised.
@@ -406,36 +406,39 @@ class Goals:
 
     Attributes:
         names: As the study file has them; the Trainer's ``eval_`` before a name may be missing.
-        minimized: Whether smaller values of the first are better.
+        direction: Of the first.
     """
 
     names: tuple[str, ...]
-    minimized: bool
+    direction: Direction
 
     @classmethod
     def of(cls, objective: CalledCode) -> "Goals":
         """Return the goals of a request."""
-        first = (objective.directions or (Direction.MINIMIZE,))[0]
-        return cls(objective.goals, first is Direction.MINIMIZE)
+        return cls(objective.goals, (objective.directions or (Direction.MINIMIZE,))[0])
 
     def first(self, numbers: Mapping[str, float]) -> float | None:
         """Return the value that decides; None: this evaluation has none."""
         return _value(numbers, self.names[0])
 
+    def are_known(self, evaluations: Sequence[Evaluation]) -> bool:
+        """Whether an evaluation has the value that decides."""
+        return any(self.first(each.metrics) is not None for each in evaluations)
+
     def is_better(self, value: float, evaluations: Sequence[Evaluation]) -> bool:
         """Whether a value is better than those of all evaluations; NaN never is."""
         best = self.best(evaluations)
         before = self.first(best.metrics) if best is not None else None
-        if math.isnan(value):
-            return False
-        return before is None or (value < before if self.minimized else value > before)
+        return better(value, math.nan if before is None else before, self.direction)
 
     def best(self, evaluations: Sequence[Evaluation]) -> Evaluation | None:
         """Return the best evaluation, of equal ones the first; None: none has a number that can be compared."""
-        valued = [(self.first(each.metrics), each) for each in evaluations]
-        comparable = [(value, each) for value, each in valued if value is not None and not math.isnan(value)]
-        sign = 1.0 if self.minimized else -1.0
-        return min(comparable, key=lambda pair: sign * pair[0])[1] if comparable else None
+        best, best_value = None, math.nan
+        for each in evaluations:
+            value = self.first(each.metrics)
+            if value is not None and better(value, best_value, self.direction):
+                best, best_value = each, value
+        return best
 
     def values(self, evaluations: Sequence[Evaluation]) -> tuple[float, ...]:
         """Return the value of each goal at the best evaluation; NaN where no evaluation has a number."""

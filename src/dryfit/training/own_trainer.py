@@ -23,11 +23,16 @@ from dryfit.settings.errors import NonFiniteError, ObjectiveError
 from dryfit.settings.files import publishing
 from dryfit.settings.ladder import arguments_of
 from dryfit.settings.rehearsal_messages import BATCH, ArgumentValue
-from dryfit.settings.training_messages import ObjectiveRequest, StopReason, TrainerRequest, TrainResult
+from dryfit.settings.training_messages import (
+    ObjectiveRequest,
+    OwnTrainingRequest,
+    StopReason,
+    TrainerRequest,
+    TrainResult,
+)
 from dryfit.settings.user_code import source_file
 from dryfit.settings.wire import Note, Phase, Progress
 from dryfit.training.current_trial import (
-    CheckpointMark,
     Evaluation,
     Goals,
     OwnLine,
@@ -215,23 +220,6 @@ def _read(file: Path) -> _Resumed | None:
 _PROGRESS_EVERY_S: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class TrialTerms:
-    """What the callback needs to know of the trial.
-
-    Attributes:
-        goals: What the study optimises.
-        best_dir: Folder of the weights of the best evaluation; None: nobody keeps them.
-        checkpoint_every_s: Seconds between checkpoints that the Trainer does not ask for itself, at evaluations.
-        clock: Monotonic, in seconds.
-    """
-
-    goals: Goals
-    best_dir: Path | None
-    checkpoint_every_s: float
-    clock: Callable[[], float] = time.monotonic
-
-
 @final
 class ReportingCallback(TrainerCallback):
     """Reports evaluations, ends training when told to, and marks checkpoints that are whole.
@@ -244,31 +232,34 @@ class ReportingCallback(TrainerCallback):
         trainer: The Trainer.
         trial: Its trial.
         channel: How it reports.
-        terms: What it needs to know of the trial.
-        went_on_from: What the checkpoint says that this attempt begins with; None: it begins anew.
+        body: What was asked.
 
     Attributes:
+        goals: What the study optimises.
+        begun_at: The newest whole checkpoint of earlier attempts; None: training begins anew.
+        was_done: Training had ended there.
         evaluations: All so far, those of earlier attempts included.
         cut_short: Training was ended by a verdict or a stop, not by itself.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        trial: Trial,
-        channel: ChildChannel,
-        terms: TrialTerms,
-        went_on_from: CheckpointMark | None = None,
-    ) -> None:
-        self._trainer, self._trial, self._channel, self._terms = trainer, trial, channel, terms
-        self.evaluations = list(went_on_from.evaluations) if went_on_from is not None else []
+    def __init__(self, trainer: Trainer, trial: Trial, channel: ChildChannel, body: OwnTrainingRequest) -> None:
+        self._trainer, self._trial, self._channel, self._body = trainer, trial, channel, body
+        self.goals = Goals.of(body.calling.objective)
+        self.begun_at, mark = newest_whole(trial.folder) or (None, None)
+        self._begun_step, self.was_done = (mark.step, mark.done) if mark is not None else (0, False)
+        self.evaluations = list(mark.evaluations) if mark is not None else []
         self.cut_short = False
         self._ended = False  # by the Trainer itself, or by another callback
         self._begun = False
         self._save_later = False
         self._reported_step = self._saved_step = -1
-        self._saved_at_s, self._progress_at_s = terms.clock(), 0.0
+        self._saved_at_s, self._progress_at_s = time.monotonic(), 0.0
         self._unread_said = False
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps done, those of earlier attempts included."""
+        return max(self._trainer.state.global_step, self._begun_step)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -319,8 +310,8 @@ class ReportingCallback(TrainerCallback):
         """Report the evaluation, keep its weights if it is the best, and end training if the verdict says so."""
         self._note_end(state, control)
         numbers, step = numbers_of(kwargs.get("metrics") or {}), state.global_step
-        value = self._terms.goals.first(numbers)
-        improved = value is not None and self._terms.goals.is_better(value, self.evaluations)
+        value = self.goals.first(numbers)
+        improved = value is not None and self.goals.is_better(value, self.evaluations)
         self._keep(Evaluation(step=step, epoch=float(state.epoch or 0.0), metrics=numbers))
         if value is None or step <= self._reported_step:
             return  # of another data set, or once more
@@ -331,10 +322,10 @@ class ReportingCallback(TrainerCallback):
         if self._trial.stopped_by is StopReason.VERDICT:
             control.should_save = False
             return
-        if improved and self._terms.best_dir is not None:
-            with publishing(self._terms.best_dir) as temporary:
+        if improved and self._body.best_dir is not None:
+            with publishing(Path(self._body.best_dir)) as temporary:
                 self._trainer.save_model(str(temporary))
-        due = self._terms.clock() - self._saved_at_s >= self._terms.checkpoint_every_s
+        due = time.monotonic() - self._saved_at_s >= self._body.checkpoint_every_s
         if (due or self.cut_short) and not args.save_only_model:
             control.should_save = True
 
@@ -346,12 +337,12 @@ class ReportingCallback(TrainerCallback):
         self._note_end(state, control)
         folder = Path(args.output_dir or "") / f"checkpoint-{step}"
         mark_whole(folder, step=step, done=self._ended, evaluations=self.evaluations)
-        self._saved_step, self._saved_at_s = step, self._terms.clock()
+        self._saved_step, self._saved_at_s = step, time.monotonic()
         self._trial.checkpointed(step)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Say how far training is."""
-        loss, now_s = (kwargs.get("logs") or {}).get("loss"), self._terms.clock()
+        loss, now_s = (kwargs.get("logs") or {}).get("loss"), time.monotonic()
         if isinstance(loss, float) and now_s - self._progress_at_s >= _PROGRESS_EVERY_S:
             self._progress_at_s = now_s
             epoch = float(state.epoch or 0.0)
@@ -380,7 +371,7 @@ class ReportingCallback(TrainerCallback):
     def _demand_metrics(self) -> None:
         if not self.evaluations:
             return
-        self._terms.goals.demand(self.evaluations[-1])
+        self.goals.demand(self.evaluations[-1])
         if not self._unread_said:
             self._unread_said = True
             if unread := self._trial.unread:
@@ -464,29 +455,25 @@ def demand_changed(
         raise ObjectiveError(doing, why, f"{BATCH} = {replaced[BATCH]}, as the function sets it")
 
 
-def connect(
-    trainer: Trainer, trial: Trial, channel: ChildChannel, terms: TrialTerms, found: tuple[Path, CheckpointMark] | None
-) -> ReportingCallback:
+def connect(trainer: Trainer, trial: Trial, channel: ChildChannel, body: OwnTrainingRequest) -> ReportingCallback:
     """Connect a Trainer that is about to be trained with its trial.
 
     Args:
         trainer: The Trainer; one that was trained to its end only reports from now on.
         trial: Its trial.
         channel: How it reports.
-        terms: What its callback needs to know.
-        found: The checkpoint that it goes on from; None: it begins.
+        body: What was asked.
 
     Returns:
         Its last callback, which reports.
     """
-    folder, mark = found or (None, None)
-    callback = ReportingCallback(trainer, trial, channel, terms, mark)
-    if mark is None or not mark.done:
-        if folder is not None:
+    callback = ReportingCallback(trainer, trial, channel, body)
+    if not callback.was_done:
+        if callback.begun_at is not None:
             trainer.args.eval_on_start = False  # it was done by the attempt that began
-            _restore_callbacks(trainer, folder)
+            _restore_callbacks(trainer, callback.begun_at)
         _watch_losses(trainer)
-        BatchNumbers(trainer, folder).install()
+        BatchNumbers(trainer, callback.begun_at).install()
     trainer.add_callback(callback)
     return callback
 
@@ -642,13 +629,10 @@ def run(body: TrainerRequest, channel: ChildChannel) -> TrainResult:
 
 
 def _train(trainer: Trainer, trial: Trial, channel: ChildChannel, body: TrainerRequest) -> TrainResult:
-    goals = Goals.of(body.calling.objective)
-    found = newest_whole(trial.folder)
-    best_dir = Path(body.best_dir) if body.best_dir is not None else None
-    callback = connect(trainer, trial, channel, TrialTerms(goals, best_dir, body.checkpoint_every_s), found)
-    if found is None or not found[1].done:
-        trainer.train(resume_from_checkpoint=str(found[0]) if found is not None else None)
-    steps = max(trainer.state.global_step, found[1].step if found is not None else 0)
+    callback = connect(trainer, trial, channel, body)
+    if not callback.was_done:
+        trainer.train(resume_from_checkpoint=str(callback.begun_at) if callback.begun_at is not None else None)
+    goals, steps = callback.goals, callback.steps
     if callback.cut_short:
         return TrainResult(value=None, best=None, steps=steps, stopped_by=trial.stopped_by)
     if not callback.evaluations:

@@ -287,11 +287,8 @@ class _ScriptTrial:
         self.outside.install()
 
     def _hook(self, _module: object) -> None:
-        hooks, own = importlib.import_module(_HOOKS), importlib.import_module("dryfit.training.own_trainer")
-        best_dir = Path(self.body.best_dir) if self.body.best_dir is not None else None
-        terms = own.TrialTerms(self.goals, best_dir, self.body.checkpoint_every_s)
-        self.trainers = hooks.ScriptTrainers(
-            self.trial, self.channel, terms, self.reports, self.arguments, self.planned
+        self.trainers = importlib.import_module(_HOOKS).ScriptTrainers(
+            self.trial, self.channel, self.body, self.reports, self.arguments, self.planned
         )
         self.trainers.install()
 
@@ -338,18 +335,17 @@ class _ScriptTrial:
             self.channel.send(Note(text=note))
 
     def _result(self) -> TrainResult:
-        trainers = self.trainers
+        callback = self.trainers.callback if self.trainers is not None else None
         evaluations: list[Evaluation] = self.reports.evaluations
-        trained, steps, cut_short = False, 0, self.trial.stopped_by is not None
-        if trainers is not None and trainers.callback is not None:
-            evaluations, trained = trainers.callback.evaluations, True
-            steps, cut_short = trainers.steps, trainers.cut_short
+        trained, steps, cut_short = callback is not None, 0, self.trial.stopped_by is not None
+        if callback is not None:
+            evaluations, steps, cut_short = callback.evaluations, callback.steps, callback.cut_short
         steps = max([steps, *(each.step for each in evaluations)])
         if cut_short:
             return TrainResult(value=None, best=None, steps=steps, stopped_by=self.trial.stopped_by)
         if not evaluations:
             raise self._never_reported(trained)
-        if all(self.goals.first(each.metrics) is None for each in evaluations):
+        if not self.goals.are_known(evaluations):
             self.goals.demand(evaluations[-1])
         result = completed(self.goals.values(evaluations), self.goals.names, steps)
         if not trained and self.body.best_dir is not None:

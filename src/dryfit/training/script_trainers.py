@@ -12,9 +12,10 @@ from dryfit.gpu.training_arguments import ArgumentWatch
 from dryfit.meta.private_apis.transformers_trainer import load_trained
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.errors import ObjectiveError
+from dryfit.settings.training_messages import OwnTrainingRequest
 from dryfit.settings.wire import Note, Phase
-from dryfit.training.current_trial import ScriptEnded, ScriptReports, Trial, newest_whole
-from dryfit.training.own_trainer import ReportingCallback, TrialTerms, adapt, connect, demand_changed
+from dryfit.training.current_trial import ScriptEnded, ScriptReports, Trial
+from dryfit.training.own_trainer import ReportingCallback, adapt, connect, demand_changed
 from dryfit.training.script_arguments import ArgumentReads
 
 _STATE_FILE: Final = "trainer_state.json"
@@ -32,12 +33,12 @@ class ScriptTrainers:
         self,
         trial: Trial,
         channel: ChildChannel,
-        terms: TrialTerms,
+        body: OwnTrainingRequest,
         reports: ScriptReports,
         arguments: ArgumentReads,
         planned: ArgumentWatch,
     ) -> None:
-        self._trial, self._channel, self._terms = trial, channel, terms
+        self._trial, self._channel, self._body = trial, channel, body
         self._reports, self._arguments, self._planned = reports, arguments, planned
         self._trainer: Trainer | None = None
         self._evaluating = 0
@@ -50,16 +51,6 @@ class ScriptTrainers:
         trainer: Any = Trainer
         trainer.train = self._training(trainer.train)
         trainer.evaluate = self._evaluation(trainer.evaluate)
-
-    @property
-    def cut_short(self) -> bool:
-        """Whether the training was ended by a verdict or a stop."""
-        return self.callback is not None and self.callback.cut_short
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps done."""
-        return self._trainer.state.global_step if self._trainer is not None else 0
 
     def _given_folder(self, post_init: Callable[[Any], None]) -> Callable[[Any], None]:
         folder = str(self._trial.folder)
@@ -80,14 +71,14 @@ class ScriptTrainers:
             trainer: Trainer, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
         ) -> TrainOutput:
             self._begin(trainer)
-            found = newest_whole(self._trial.folder)
-            callback = self.callback = connect(trainer, self._trial, self._channel, self._terms, found)
+            callback = self.callback = connect(trainer, self._trial, self._channel, self._body)
+            found = callback.begun_at
             self._channel.send(Phase(name="train"))
-            if found is not None and found[1].done:
-                output = _trained_already(trainer, found[0])
+            if found is not None and callback.was_done:
+                output = _trained_already(trainer, found)
             else:
                 given = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
-                output = train(trainer, str(found[0]) if found is not None else given, *args, **kwargs)
+                output = train(trainer, str(found) if found is not None else given, *args, **kwargs)
             if callback.cut_short:
                 raise ScriptEnded  # what follows in the script is for a training that has come to its end
             self._leave_when_known(trainer)
@@ -136,8 +127,8 @@ class ScriptTrainers:
 
     def _leave_when_known(self, trainer: Trainer) -> None:
         """Take the callback off a Trainer that is trained, once the metric is known: test sets are not its business."""
-        callback, first = self.callback, self._terms.goals.first
-        if callback is not None and any(first(each.metrics) is not None for each in callback.evaluations):
+        callback = self.callback
+        if callback is not None and callback.goals.are_known(callback.evaluations):
             trainer.pop_callback(callback)
 
     def _say(self, text: str) -> None:

@@ -12,7 +12,7 @@ from dryfit.settings.errors import ObjectiveError
 from dryfit.settings.tables import ObjectiveSettings
 from dryfit.training.current_trial import Evaluation, Goals, ReadParams, numbers_of
 
-LOSS = Goals(("eval_loss",), minimized=True)
+LOSS = Goals(("eval_loss",), Direction.MINIMIZE)
 
 
 def seen(*values: float, name: str = "eval_loss") -> list[Evaluation]:
@@ -26,7 +26,7 @@ def test_numbers_of_the_clock_are_left_out() -> None:
 
 @given(st.lists(st.floats(), min_size=1, max_size=8), st.booleans())
 def test_the_best_is_the_first_of_the_best_that_is_a_number(values: list[float], minimized: bool) -> None:
-    goals = Goals(("loss",), minimized=minimized)
+    goals = Goals(("loss",), Direction.MINIMIZE if minimized else Direction.MAXIMIZE)
     found = goals.best(seen(*values))
     numbers = [value for value in values if not math.isnan(value)]
     if not numbers:
