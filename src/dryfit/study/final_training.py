@@ -57,28 +57,23 @@ from dryfit.tasks.scored_rows import FACTS_FILE
 _PREFIX = "eval_"
 
 
-def own_final_request(
-    study: AnyStudy, trial: TrialState, placement: Placement, paths: FinalLayout, *, seed: int, save: bool
-) -> OwnTrainingRequest:
-    """Return the request to train a trial's configuration to its end by the user's own code, as that is today.
+def own_final_request(study: StudySnapshot, run: "FinalRun", placement: Placement) -> OwnTrainingRequest:
+    """Return the request for a run of the user's own code, as that is today; earlier attempts are gone on from.
 
     Args:
         study: The study, whose task has such code.
-        trial: The trial.
+        run: The run.
         placement: How it is run.
-        paths: Where the run has its files; what its earlier attempts left is gone on from.
-        seed: In the place of the trial's.
-        save: Whether what it leaves is kept.
     """
-    own = study.config.function
+    own, paths, trial = study.config.function, study.layout.final(run.name), run.trial
     assert own is not None  # the caller has looked
     body = own_code_request(study, own, trial, paths, placement)
     assert isinstance(body, OwnTrainingRequest)
     steps = [each.step for each in _messages(paths) if isinstance(each, Checkpointed)]
-    identity = {"trial": trial.fingerprint, "number": trial.number, "seed": seed}
+    identity = {"trial": trial.fingerprint, "number": trial.number, "seed": run.seed}
     calling = body.calling.model_copy(
         update={
-            "seed": seed,
+            "seed": run.seed,
             "fingerprint": digest(identity),
             "reported": (),
             "checkpoint_step": max(steps, default=None) if paths.checkpoints.is_dir() else None,
@@ -89,7 +84,7 @@ def own_final_request(
     otherwise = plan is not None and (plan.changes_what_was_asked or placement.choice != plan.execution)
     update = {
         "calling": calling,
-        "best_dir": str(paths.files_of(placement.attempt).best) if save else None,
+        "best_dir": str(paths.files_of(placement.attempt).best) if run.save else None,
         "choice": placement.choice if otherwise else None,
     }
     return body.model_copy(update=update)
@@ -103,18 +98,18 @@ def edited_since(study: AnyStudy) -> Path | None:
     return Path(file)
 
 
-def own_final_result(study: AnyStudy, ended: TrainResult, paths: FinalLayout, *, save: bool) -> FinalResult:
+def _own_final_result(study: StudySnapshot, run: "FinalRun", ended: TrainResult) -> FinalResult:
     """Return the result of a finished run; its output becomes its model by one rename.
 
     Nothing changes where that was done before.
 
     Args:
         study: The study.
+        run: The run; the files of its last attempt are taken over.
         ended: How training ended, with a value.
-        paths: Where the run has its files, those of its last attempt taken over.
-        save: Whether what it left is kept.
     """
-    if save and paths.best.is_dir():
+    paths = study.layout.final(run.name)
+    if run.save and paths.best.is_dir():
         shutil.rmtree(paths.model, ignore_errors=True)
         paths.best.rename(paths.model)
         sync_path(paths.folder)
@@ -130,19 +125,8 @@ def own_final_result(study: AnyStudy, ended: TrainResult, paths: FinalLayout, *,
         validation=goals | {name: value for name, value in others.items() if name not in {*goals, *same}},
         test=None,
         rows={},
-        model_dir=str(paths.model) if save and paths.model.is_dir() else None,
+        model_dir=str(paths.model) if run.save and paths.model.is_dir() else None,
     )
-
-
-def own_finished(study: AnyStudy, paths: FinalLayout, *, save: bool) -> FinalResult | None:
-    """Return the result of a run if it is done, and what it left is still there where that was to be kept."""
-    for attempt in range(paths.attempts, 0, -1):
-        ended = read_result(paths.attempt(attempt))
-        answer = None if ended is None else ended.answer
-        if isinstance(answer, TrainResult) and answer.stopped_by is None:
-            there = paths.model.is_dir() or paths.best.is_dir()
-            return own_final_result(study, answer, paths, save=save) if there or not save else None
-    return None
 
 
 def how_it_was_run(layout: StudyLayout, state: StudyState) -> str:
@@ -330,17 +314,27 @@ _IDLE_S = 0.5
 _TELL_EVERY_S = 5.0
 
 
-def finished(paths: FinalLayout) -> FinalResult | None:
+def finished(study: StudySnapshot, run: FinalRun) -> FinalResult | None:
     """Return the result of a run, if it is done and its model is still there."""
+    paths = study.layout.final(run.name)
     for attempt in range(paths.attempts, 0, -1):
-        ended = read_result(paths.attempt(attempt))
-        result = None if ended is None else ended.answer
-        if isinstance(result, FinalResult):
-            gone = result.model_dir is not None and not paths.model.is_dir()
+        result = _result(study, run, read_result(paths.attempt(attempt)))
+        if result is not None:
+            gone = run.save and not paths.model.is_dir()
             # The study may have been moved since: the model lies where the study does now.
-            at = None if result.model_dir is None else str(paths.model)
-            return None if gone else result.model_copy(update={"model_dir": at})
+            return None if gone else result.model_copy(update={"model_dir": str(paths.model) if run.save else None})
     return None
+
+
+def _result(study: StudySnapshot, run: FinalRun, left: ChildResult | None) -> FinalResult | None:
+    """Return the result of a run from what an attempt left; None: the run has not come to its end."""
+    match left.answer if left is not None else None:
+        case FinalResult() as result:
+            return result
+        case TrainResult(stopped_by=None) as ended if run.own is not None:
+            return _own_final_result(study, run, ended)
+        case _:
+            return None
 
 
 def runs_at_once(study: StudySnapshot, runs: Sequence[FinalRun]) -> int:
@@ -433,7 +427,7 @@ class FinalTraining:
         for run in runs:
             paths = self.study.layout.final(run.name)
             take_over(paths, paths.attempts, run.job)  # of an attempt whose end nobody saw
-            result = self._finished(run, paths)
+            result = finished(self.study, run)
             if result is not None:
                 self.results[run.name] = result
             else:
@@ -463,13 +457,9 @@ class FinalTraining:
         attempt.place = choose_place(self.study.resolved.device, self.study.nodes, in_use, processes=processes)
         choice = attempt.plan.execution if attempt.plan is not None else None
         placement = Placement(attempt.number, attempt.place, choice, attempt_terms(attempt.past))
-        limits = training_limits(self.study.config.runtime, attempt.past)
-        match attempt.run:
-            case FinalRun(own=None):
-                body = final_request(self.study, attempt.run, placement)
-            case FinalRun(trial=trial, seed=seed, save=save):
-                body = own_final_request(self.study, trial, placement, attempt.paths, seed=seed, save=save)
-                limits = replace(limits, hang_learned=False)  # as of a trial
+        own = attempt.run.own is not None
+        body = (own_final_request if own else final_request)(self.study, attempt.run, placement)
+        limits = training_limits(self.study.config.runtime, attempt.past, own=own)
         key = f"{attempt.run.name}-{attempt.number}"
         self.running[key] = attempt
         return ChildSpec(key, attempt.paths.attempt(attempt.number), body, limits, attempt.place)
@@ -497,26 +487,13 @@ class FinalTraining:
         """Take a result; else let the run wait for its next attempt, or take the error that ends it."""
         del self.running[event.key]
         take_over(child.paths, child.number, child.run.job)
-        result = self._result(child.run, child.paths, None if event.result is None else event.result.answer)
+        result = _result(self.study, child.run, event.result)
         if result is not None:
             self.results[child.run.name] = result
             for folder in (child.paths.checkpoints, child.paths.best):
                 shutil.rmtree(folder, ignore_errors=True)
         elif not self._stopping:
             self._follow(child, event)
-
-    def _finished(self, run: FinalRun, paths: FinalLayout) -> FinalResult | None:
-        if run.own is not None:
-            return own_finished(self.study, paths, save=run.save)
-        return finished(paths)
-
-    def _result(self, run: FinalRun, paths: FinalLayout, answer: object) -> FinalResult | None:
-        """Return the result of a run that has come to its end; None: it has not."""
-        if run.own is not None:
-            if not isinstance(answer, TrainResult) or answer.stopped_by is not None:
-                return None
-            return own_final_result(self.study, answer, paths, save=run.save)
-        return answer if isinstance(answer, FinalResult) else None
 
     def _follow(self, attempt: _Attempt, exited: ChildExited) -> None:
         """Decide what follows a failure."""

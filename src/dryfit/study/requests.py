@@ -1,7 +1,7 @@
 """What children of a study are asked, and how long each kind may take."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from optuna.distributions import CategoricalDistribution
@@ -41,7 +41,7 @@ def preparing_limits(runtime: RuntimeSettings) -> ChildLimits:
     )
 
 
-def training_limits(runtime: RuntimeSettings, past: tuple[PastFailure, ...] = ()) -> ChildLimits:
+def training_limits(runtime: RuntimeSettings, past: tuple[PastFailure, ...] = (), *, own: bool = False) -> ChildLimits:
     """Return the limits of a child that trains.
 
     After one failure as a hang, a trial gets ``runtime.hang_timeout_s`` from then on: the limit that was learned from
@@ -50,13 +50,14 @@ def training_limits(runtime: RuntimeSettings, past: tuple[PastFailure, ...] = ()
     Args:
         runtime: The study's settings.
         past: Earlier failures of the trial.
+        own: The user's own code trains: its signs of life come from a thread, and tell nothing of its pace.
     """
     return ChildLimits(
         start_s=runtime.start_timeout_s,
         hang_s=runtime.hang_timeout_s,
         total_s=runtime.trial_timeout_s,
         stop_grace_s=runtime.stop_grace_s,
-        hang_learned=not any(failure.kind is FailureKind.HANG for failure in past),
+        hang_learned=not own and not any(failure.kind is FailureKind.HANG for failure in past),
     )
 
 
@@ -162,7 +163,6 @@ def _bounds(space: Space, name: str) -> tuple[Scalar, ...]:
 def child_spec(study: StudyContext, trial: TrialState, placement: Placement) -> ChildSpec:
     """Return the child that trains a trial, or calls the user's own function for it."""
     paths, own = study.layout.trial(trial.number), study.config.function
-    limits = training_limits(study.config.runtime, trial.past_failures)
     if own is None:
         config = trial_config(study, trial.number, trial.params, trial.seed)
         body = train_request(study, config, paths, placement, fingerprint=trial.fingerprint or config.fingerprint)
@@ -177,14 +177,12 @@ def child_spec(study: StudyContext, trial: TrialState, placement: Placement) -> 
         )
     else:
         body = own_code_request(study, own, trial, paths, placement)
-        # Its signs of life come from a thread of their own: they say nothing of its pace.
-        limits = replace(limits, hang_learned=False)
     attempt = placement.attempt
     return ChildSpec(
         key=attempt_key(trial.number, attempt),
         folder=paths.attempt(attempt),
         body=body,
-        limits=limits,
+        limits=training_limits(study.config.runtime, trial.past_failures, own=own is not None),
         place=placement.place,
         planned_bytes=placement.planned_bytes,
     )

@@ -480,7 +480,7 @@ def _run(study: StudySnapshot, trial: TrialState, seed: int) -> FinalRun:
     own = replace(final_run(trial, seed=seed, with_validation=False, save=False), test=False)
     others = (replace(own, test=True), replace(own, test=True, save=True))
     done = (run for run in (own, *others) if validation_rows(study.layout.final(run.name).scored) is not None)
-    return next((run for run in done if finished(study.layout.final(run.name)) is not None), own)
+    return next((run for run in done if finished(study, run) is not None), own)
 
 
 def _done(
@@ -492,9 +492,8 @@ def _done(
     """
     results: dict[str, FinalResult | DryfitError] = {}
     for run in runs:
-        paths = study.layout.final(run.name)
-        result = finished(paths)
-        if result is not None and validation_rows(paths.scored) is not None:
+        result = finished(study, run)
+        if result is not None and validation_rows(study.layout.final(run.name).scored) is not None:
             results[run.name] = result
     left = [run for run in runs if run.name not in results]
     end = End.DONE
