@@ -1,9 +1,10 @@
 """The child's side of the messages: reports, heartbeat, verdicts and stop requests, as files in its folder."""
 
+import math
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -24,6 +25,7 @@ from dryfit.settings.wire import (
     Message,
     Note,
     Phase,
+    Progress,
     Report,
     Verdict,
 )
@@ -31,6 +33,7 @@ from dryfit.settings.wire import (
 T = TypeVar("T")
 
 _BEAT_EVERY_S = 0.5
+_PROGRESS_EVERY_S = 0.25
 _FIRST_POLL_S = 0.001
 _LAST_POLL_S = 0.02
 
@@ -97,6 +100,7 @@ class ChildChannel:
         self._beat_path = folder / BEAT_FILE
         self._touch_beat()
         self._last_beat_s = time.monotonic()
+        self._progress_s = -math.inf
         self._sigterm = False
         self._stepped = False
         self._peers: Peers | None = None
@@ -134,6 +138,7 @@ class ChildChannel:
         if not self._sends:
             return
         if isinstance(message, Phase):
+            self._progress_s = -math.inf  # of what begins now nothing is known yet
             message = message.model_copy(update={"after_ms": self.since_placed_ms()})
         line = redacted_json(message.model_dump_json().encode(), self._secrets) + b"\n"
         fd = open_regular(self.folder / MESSAGES_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -148,6 +153,13 @@ class ChildChannel:
         if not self._stepped:
             self._stepped = True
             self.send(FirstStep(after_ms=self.since_placed_ms()))
+
+    def progress(self, progress: Callable[[], Progress]) -> None:
+        """Send how far training is: as a phase begins, and then four times a second at most; else nothing is asked."""
+        now_s = time.monotonic()
+        if now_s - self._progress_s >= _PROGRESS_EVERY_S:
+            self._progress_s = now_s
+            self.send(progress())
 
     def beat(self) -> None:
         """Signal that the training thread is alive; may be called at any rate."""

@@ -217,9 +217,6 @@ def _read(file: Path) -> _Resumed | None:
 # The callback that connects a Trainer of the user's own with its trial: reports, verdicts, stops and checkpoints.
 
 
-_PROGRESS_EVERY_S: Final = 0.5
-
-
 @final
 class ReportingCallback(TrainerCallback):
     """Reports evaluations, ends training when told to, and marks checkpoints that are whole.
@@ -253,7 +250,7 @@ class ReportingCallback(TrainerCallback):
         self._begun = False
         self._save_later = False
         self._reported_step = self._saved_step = -1
-        self._saved_at_s, self._progress_at_s = time.monotonic(), 0.0
+        self._saved_at_s = time.monotonic()
         self._unread_said = False
 
     @property
@@ -342,11 +339,11 @@ class ReportingCallback(TrainerCallback):
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Say how far training is."""
-        loss, now_s = (kwargs.get("logs") or {}).get("loss"), time.monotonic()
-        if isinstance(loss, float) and now_s - self._progress_at_s >= _PROGRESS_EVERY_S:
-            self._progress_at_s = now_s
-            epoch = float(state.epoch or 0.0)
-            self._channel.send(Progress(step=state.global_step, total_steps=state.max_steps, epoch=epoch, loss=loss))
+        loss, epoch = (kwargs.get("logs") or {}).get("loss"), float(state.epoch or 0.0)
+        if isinstance(loss, float):
+            self._channel.progress(
+                lambda: Progress(step=state.global_step, total_steps=state.max_steps, epoch=epoch, loss=loss)
+            )
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

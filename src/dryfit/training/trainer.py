@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -218,27 +218,6 @@ def stopped_early(points: tuple[MetricPoint, ...], train: TrainSettings, directi
 # The work between two steps of a trial: sign of life, validation, report, checkpoint, and whether to stop.
 
 
-_PROGRESS_EVERY_S = 0.25
-
-
-class Training(Protocol):
-    """The part of the Trainer that is used between two steps."""
-
-    step_loss: float
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Choose the batches of an epoch."""
-        ...
-
-    def write_state(self, folder: Path) -> None:
-        """Write all that is needed to go on from here; called on rank 0 alone."""
-        ...
-
-    def help_write_state(self) -> None:
-        """Give what is to be written to rank 0; called on all others, at the same time."""
-        ...
-
-
 @final
 class TrialCallback(TrainerCallback):
     """After every optimizer step: sign of life, validation, report, checkpoint, and whether to stop.
@@ -255,7 +234,7 @@ class TrialCallback(TrainerCallback):
         self,
         parts: TrialParts,
         run: RunState,
-        trainer: Training,
+        trainer: "TrialTrainer",
         guard: BatchGuard,
         at: ErrorContext,
     ) -> None:
@@ -273,7 +252,6 @@ class TrialCallback(TrainerCallback):
                 epochs=config.settings.train.epochs,
             )
         self._checkpointed_s = time.monotonic()
-        self._progress_s = -math.inf
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -308,19 +286,15 @@ class TrialCallback(TrainerCallback):
         channel = self._parts.channel
         channel.beat()
         channel.stepped()
-        now_s = time.monotonic()
-        if now_s - self._progress_s >= _PROGRESS_EVERY_S:
-            self._progress_s = now_s
-            epoch = step / self._parts.steps_per_epoch
-            channel.send(
-                Progress(
-                    step=self._of_trial(step),
-                    total_steps=self._parts.position.total_steps(self._parts.last_step),
-                    epoch=epoch,
-                    loss=self._trainer.step_loss,
-                    device_bytes=taken_of_device(self._parts.request.plan.device),
-                )
+        channel.progress(
+            lambda: Progress(
+                step=self._of_trial(step),
+                total_steps=self._parts.position.total_steps(self._parts.last_step),
+                epoch=step / self._parts.steps_per_epoch,
+                loss=self._trainer.step_loss,
+                device_bytes=taken_of_device(self._parts.request.plan.device),
             )
+        )
 
     def _validate(self, step: int) -> StopReason | None:
         parts, run = self._parts, self._run
