@@ -31,7 +31,7 @@ from dryfit.settings.wire import ErrorParts, Note, Phase
 from dryfit.tasks.guard import BatchGuard, config_bounds
 from dryfit.tasks.rows import TRAIN
 from dryfit.tasks.tokens import Tokens
-from dryfit.training.batches import epoch_batches, evaluation_batches, read_tokens, trial_task
+from dryfit.training.batches import evaluation_batches, first_epoch, read_tokens, trial_task
 from dryfit.training.device import prepare_device
 from dryfit.training.model import build_model, trial_parts
 from dryfit.training.run import TrialParts
@@ -131,18 +131,10 @@ def walk_batches(
     trial = request.config
     task = trial_task(trial, tokens)
     bounds = replace(config_bounds(config), segments=_segments(config), labels=task.classes)
-    batch_size = trial.settings.train.batch_size
     for name, split in tokens.splits.items():
         if name == TRAIN:
-            grouped = trial.settings.train.group_by_length
-            order = epoch_batches(
-                split.lengths_R,
-                seed=trial.seed,
-                epoch=0,
-                batch_size=batch_size,
-                group_by_length=grouped,
-                rows=task.epoch_rows(split, seed=trial.seed, epoch=0),
-            )
+            grouped, size = trial.settings.train.group_by_length, trial.settings.train.batch_size
+            order = first_epoch(task, split, seed=trial.seed, batch_size=size, group_by_length=grouped)
         else:
             order = evaluation_batches(split.lengths_R, request.plan.eval_rows)
         guard, faults = BatchGuard(name, split, bounds), list[str]()

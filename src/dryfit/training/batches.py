@@ -105,6 +105,14 @@ def epoch_batches(
     return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
 
 
+def first_epoch(task: Task, tokens: TokenSet, *, seed: int, batch_size: int, group_by_length: bool) -> list[list[int]]:
+    """The batches of a trial's first epoch; arguments as of :func:`epoch_batches`."""
+    rows = task.epoch_rows(tokens, seed=seed, epoch=0)
+    return epoch_batches(
+        tokens.lengths_R, seed=seed, epoch=0, batch_size=batch_size, group_by_length=group_by_length, rows=rows
+    )
+
+
 def epoch_size(tokens: TokenSet, task: Task) -> int:
     """Rows of the training split that each epoch trains on."""
     return _count(task.epoch_rows(tokens, seed=0, epoch=0), tokens.lengths_R)

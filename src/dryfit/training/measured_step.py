@@ -33,7 +33,7 @@ from dryfit.settings.private_names import require
 from dryfit.settings.wire import Phase
 from dryfit.tasks.base import Batch, Task
 from dryfit.tasks.rows import TRAIN
-from dryfit.training.batches import epoch_batches, read_tokens, trial_task
+from dryfit.training.batches import first_epoch, read_tokens, trial_task
 from dryfit.training.device import ALLOCATOR_TEXTS, prepare_device
 from dryfit.training.model import offload_layer_inputs, trial_parts
 from dryfit.training.optimizer import OptimizerPlan
@@ -275,16 +275,10 @@ def pace(body: PaceRequest, channel: ChildChannel) -> PaceResult:
     prepare_device(trial.plan, os.environ)
     channel.send(Phase(name="load"))
     tokens = read_tokens(trial, trial_task(trial.config), only=None)
-    train, seed = tokens.splits[TRAIN], trial.config.seed
     steps = TrialSteps(trial_parts(trial, channel, tokens))
-    first = epoch_batches(
-        train.lengths_R,
-        seed=seed,
-        epoch=0,
-        batch_size=trial.config.settings.train.batch_size,
-        group_by_length=False,
-        rows=trial_task(trial.config, tokens).epoch_rows(train, seed=seed, epoch=0),
-    )[0][: body.rows]
+    task, size = trial_task(trial.config, tokens), trial.config.settings.train.batch_size
+    batches = first_epoch(task, tokens.splits[TRAIN], seed=trial.config.seed, batch_size=size, group_by_length=False)
+    first = batches[0][: body.rows]
     steps.trainer.micro_batch = len(first)
     channel.send(Phase(name="train"))
     _seconds(steps, first)

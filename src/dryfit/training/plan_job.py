@@ -44,7 +44,7 @@ from dryfit.tasks.own import make_task, own_source, task_class
 from dryfit.tasks.prepare import Fold, prepared_tokens, study_folds
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.tasks.tokens import TokenSet
-from dryfit.training.batches import epoch_batches
+from dryfit.training.batches import first_epoch
 from dryfit.training.model import cannot_chunk_loss, cannot_offload_activations, costs_time
 from dryfit.training.optimizer import cannot_offload, check_sharded, has_pages, implementations, moments_of
 from dryfit.training.step_tracer import StepTracer, step_parts, whole_model
@@ -435,14 +435,8 @@ class Hours:
 def _elements(train: TrainSettings, task: Task, rows: TokenSet, choice: ExecutionChoice) -> list[int]:
     """Return the tokens, padding included, of each batch of the first epoch."""
     lengths = rows.lengths_R.clamp(max=train.max_length)
-    batches = epoch_batches(
-        lengths,
-        seed=0,
-        epoch=0,
-        batch_size=train.batch_size,
-        group_by_length=train.group_by_length,
-        rows=task.epoch_rows(rows, seed=0, epoch=0),
-    )
+    grouped = train.group_by_length
+    batches = first_epoch(task, rows, seed=0, batch_size=train.batch_size, group_by_length=grouped)
     micro = choice.micro_batch
     cut = [[lengths[batch[at : at + micro]] for at in range(0, len(batch), micro)] for batch in batches]
     return [sum(len(part) * int(part.max()) for part in parts) for parts in cut]
