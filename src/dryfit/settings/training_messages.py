@@ -526,18 +526,28 @@ class TrainResult(Wire):
     peak_rss_bytes: int | None = None
 
 
-class TrainRequest(JobRequest[TrainResult]):
+class AttemptRequest(JobRequest[TrainResult]):
+    """Train for one trial in one process, by a built-in task or by the user's own function."""
+
+    fingerprint: str = Field(description="the trial's recorded fingerprint, which its checkpoints must have")
+    attempt: int = Field(ge=1)
+    checkpoint_dir: str = Field(description="folder of what this attempt writes to go on from")
+    kept_checkpoint_dir: str = Field(description="what ended attempts left there; the attempt only reads it")
+    verdict_timeout_s: float = Field(gt=0)
+    visible_device: str | None = Field(default=None, description="value of CUDA_VISIBLE_DEVICES; None: no device")
+    diagnostic: bool = Field(default=False, description="blocking launches and device assertions: slow, but exact")
+    own_file: str = Field(default="", description="file of the user's own task or function")
+    own_hash: str = Field(default="", description="its hash since the session began")
+
+
+class TrainRequest(AttemptRequest):
     """Train one trial, from its newest valid checkpoint if there is one."""
 
     job: Literal[Job.TRAIN] = Job.TRAIN
     needs: ClassVar = ProcessNeeds(hides_devices=True)
     config: TrialConfig
-    fingerprint: str = Field(description="the trial's recorded fingerprint, which its checkpoints must have")
     plan: ExecutionPlan
-    attempt: int = Field(ge=1)
     cache_dir: str
-    checkpoint_dir: str = Field(description="resumable checkpoints that this attempt writes")
-    kept_checkpoint_dir: str = Field(description="those that ended attempts left; the attempt only reads them")
     best_dir: str = Field(description="folder of the weights of this attempt's best validation")
     kept_best_dir: str = Field(
         description="those that ended attempts left; this attempt's come there when it has ended"
@@ -545,19 +555,14 @@ class TrainRequest(JobRequest[TrainResult]):
     scored_dir: str = Field(description="folder of the rows of this attempt's best validation, with their answers")
     load_report: str = Field(description="file for the origin of each tensor of the model")
     checkpoint_every_s: float = Field(gt=0)
-    verdict_timeout_s: float = Field(gt=0)
     fold_reports: int = Field(default=1, ge=1, description="report indices reserved for each fold")
-    visible_device: str | None = Field(default=None, description="value of CUDA_VISIBLE_DEVICES; None on CPU")
     memory_fraction: float | None = Field(
         default=None, gt=0, le=1, description="share of the device's memory that its allocator may take"
     )
-    diagnostic: bool = Field(default=False, description="blocking launches and device assertions: slow, but exact")
     file_sharing: bool = Field(default=False, description="loader workers share tensors through named files")
     revisions: dict[str, str] = Field(
         default={}, description="what identifies each model since the session began; others are taken as they are"
     )
-    own_file: str = Field(default="", description="file of the user's own task")
-    own_hash: str = Field(default="", description="its hash since the session began")
 
     @classmethod
     def apart(
@@ -749,38 +754,24 @@ class ImportRequest(JobRequest[ImportResult]):
     table: str = Field(default="objective", description="the table of the study file that names it")
 
 
-class ObjectiveRequest(JobRequest[TrainResult]):
-    """Call a user's own function for one trial; the result is a ``TrainResult``.
+class ObjectiveRequest(AttemptRequest):
+    """Call a user's own function for one trial; the attempt's own folder begins as a copy of what ended attempts left.
 
     Attributes:
         reported: Steps of the reports that earlier attempts made.
-        fingerprint: The trial's recorded fingerprint, which is kept in its folder for checkpoints.
         checkpoint_step: The newest step that it can resume from, by an earlier attempt.
-        checkpoint_dir: The attempt's own folder for what it needs to go on.
-        kept_checkpoint_dir: What ended attempts left; the attempt begins with a copy of it.
         threads: CPU threads for numerical libraries.
-        own_file: The file that defines the function.
-        own_hash: Its hash since the session began.
     """
 
     job: Literal[Job.OBJECTIVE] = Job.OBJECTIVE
     needs: ClassVar = ProcessNeeds(hides_devices=True, of_the_user=True)
     objective: CalledCode
     number: int = Field(ge=0)
-    fingerprint: str
     params: dict[str, Scalar]
     seed: int = Field(ge=0)
-    attempt: int = Field(ge=1)
     reported: tuple[int, ...]
     checkpoint_step: int | None
-    checkpoint_dir: str
-    kept_checkpoint_dir: str
-    verdict_timeout_s: float = Field(gt=0)
     threads: int = Field(ge=1)
-    own_file: str = ""
-    own_hash: str = ""
-    visible_device: str | None = Field(default=None, description="value of CUDA_VISIBLE_DEVICES; None: no device")
-    diagnostic: bool = Field(default=False, description="as in `TrainRequest`")
 
 
 class OwnTrainingRequest(JobRequest[TrainResult]):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from optuna.distributions import CategoricalDistribution
 
@@ -166,15 +167,8 @@ def child_spec(study: StudyContext, trial: TrialState, placement: Placement) -> 
     if own is None:
         config = trial_config(study, trial.number, trial.params, trial.seed)
         body = train_request(study, config, paths, placement, fingerprint=trial.fingerprint or config.fingerprint)
-        resolved, task = study.resolved, task_word(study.config.study.task)
-        body = body.model_copy(
-            update={
-                "fold_reports": trial.fold_reports,
-                "revisions": resolved.revisions,
-                "own_file": resolved.own_file,
-                "own_hash": resolved.revisions.get(task, ""),
-            }
-        )
+        more = {"fold_reports": trial.fold_reports, "revisions": study.resolved.revisions}
+        body = body.model_copy(update=more | _source(study, task_word(study.config.study.task)))
     else:
         body = own_code_request(study, own, trial, paths, placement)
     attempt = placement.attempt
@@ -207,26 +201,37 @@ def own_code_request(
 def _objective_request(
     study: AnyStudy, own: CalledCode, trial: TrialState, paths: TrialLayout, placement: Placement
 ) -> ObjectiveRequest:
-    runtime, node = study.config.runtime, node_of(placement.place)
+    node = node_of(placement.place)
     steps = [attempt.checkpoint_step for attempt in trial.attempts if attempt.checkpoint_step is not None]
     return ObjectiveRequest(
         objective=own,
         number=trial.number,
-        fingerprint=trial.fingerprint,
         params=dict(trial.params),
         seed=trial.seed,
-        attempt=placement.attempt,
         reported=tuple(point.step for point in trial.reports),
         checkpoint_step=max(steps, default=None),
-        checkpoint_dir=str(paths.files_of(placement.attempt).checkpoints),
-        kept_checkpoint_dir=str(paths.checkpoints),
-        verdict_timeout_s=runtime.verdict_timeout_s,
-        own_file=study.resolved.own_file,
-        own_hash=study.resolved.revisions.get(own.function, ""),
         threads=study.config.execution.threads or max(1, study.nodes[node].cores // study.most_on(node)),
-        visible_device=visible_devices(placement.place),
-        diagnostic=placement.terms.diagnostic,
+        **_of_attempt(study, paths, placement, trial.fingerprint),
+        **_source(study, own.function),
     )
+
+
+def _of_attempt(study: AnyStudy, paths: TrialLayout, placement: Placement, fingerprint: str) -> dict[str, Any]:
+    """Return what every request for an attempt says of it."""
+    return {
+        "fingerprint": fingerprint,
+        "attempt": placement.attempt,
+        "checkpoint_dir": str(paths.files_of(placement.attempt).checkpoints),
+        "kept_checkpoint_dir": str(paths.checkpoints),
+        "verdict_timeout_s": study.config.runtime.verdict_timeout_s,
+        "visible_device": visible_devices(placement.place),
+        "diagnostic": placement.terms.diagnostic,
+    }
+
+
+def _source(study: AnyStudy, name: str) -> dict[str, Any]:
+    """Return the file of the user's own task or function, and its hash since the session began."""
+    return {"own_file": study.resolved.own_file, "own_hash": study.resolved.revisions.get(name, "")}
 
 
 def calling_request(own: CalledCode, *, params: dict[str, Scalar], seed: int, number: int = 0) -> ObjectiveRequest:
@@ -284,9 +289,8 @@ def rehearsed_plan_request(
         calibration_dir: Folder of what was measured of devices.
     """
     calling = calling_request(own, params=dict(trial.params), seed=trial.seed, number=trial.number)
-    source = {"own_file": study.resolved.own_file, "own_hash": study.resolved.revisions.get(own.function, "")}
     return RehearsedPlanRequest(
-        calling=calling.model_copy(update=source),
+        calling=calling.model_copy(update=_source(study, own.function)),
         is_script=study.config.script is not None,
         device=device,
         allow=study.config.execution.allow,
@@ -307,8 +311,7 @@ def train_request(
         fingerprint: Identity of the run, wherever the study lies and whichever version asks.
     """
     choice, terms = placement.choice, placement.terms
-    runtime, node = study.config.runtime, node_of(placement.place)
-    own = paths.files_of(placement.attempt)
+    node, own = node_of(placement.place), paths.files_of(placement.attempt)
     plan = plan_execution(
         study.config.execution,
         effective_batch=config.settings.train.batch_size,
@@ -320,22 +323,16 @@ def train_request(
     plan = plan if choice is None else choice.carried_out(plan)
     return TrainRequest(
         config=config,
-        fingerprint=fingerprint,
         plan=plan.model_copy(update={"loader_workers": lighter_workers(plan.loader_workers, terms.lighter)}),
-        attempt=placement.attempt,
         cache_dir=str(study.layout.cache),
-        checkpoint_dir=str(own.checkpoints),
-        kept_checkpoint_dir=str(paths.checkpoints),
         best_dir=str(own.best),
         kept_best_dir=str(paths.best),
         scored_dir=str(own.scored),
         load_report=str(own.load_report),
-        checkpoint_every_s=runtime.checkpoint_every_s,
-        verdict_timeout_s=runtime.verdict_timeout_s,
-        visible_device=visible_devices(placement.place),
+        checkpoint_every_s=study.config.runtime.checkpoint_every_s,
         memory_fraction=placement.memory_fraction,
-        diagnostic=terms.diagnostic,
         file_sharing=terms.lighter > 0,
+        **_of_attempt(study, paths, placement, fingerprint),
     )
 
 

@@ -539,34 +539,15 @@ class ScriptReports:
         self.trial.checkpointed(step)
 
 
-@final
-class RehearsedReports:
-    """What a script finds that is only rehearsed: it has a trial, and nobody hears what it says.
-
-    Attributes:
-        trial: The trial.
-    """
-
-    def __init__(self, trial: Trial) -> None:
-        self.trial = trial
-
-    def report(self, value: float, step: int, metrics: Mapping[str, float]) -> bool:
-        """Say nothing; the script goes on."""
-        return False
-
-    def checkpointed(self, step: int) -> None:
-        """Say nothing."""
-
-
-_running: list[ScriptReports | RehearsedReports] = []
+_trials: list[Trial] = []
+_reports: list[ScriptReports] = []
 _process: list[int] = []
 """The id of the process in which the script runs."""
 
 
-def begin(reports: ScriptReports | RehearsedReports) -> None:
-    """Let the script that is about to run in this process report to a trial."""
-    _running[:] = [reports]
-    _process[:] = [os.getpid()]
+def begin(trial: Trial, *reports: ScriptReports) -> None:
+    """Let the script that is about to run in this process report to a trial; a script that is rehearsed does not."""
+    _trials[:], _reports[:], _process[:] = [trial], reports, [os.getpid()]
 
 
 def report(value: float, step: int, *, metrics: Mapping[str, float] | None = None) -> bool:
@@ -593,7 +574,7 @@ def report(value: float, step: int, *, metrics: Mapping[str, float] | None = Non
             "reports of the process that runs the script",
             "hand the value over to it; or write lines to the file of script.results",
         )
-    return bool(_running) and _running[0].report(value, step, metrics or {})
+    return bool(_reports) and _reports[0].report(value, step, metrics or {})
 
 
 def checkpointed(step: int) -> None:
@@ -602,10 +583,10 @@ def checkpointed(step: int) -> None:
     The next attempt's folder then begins as a copy of it; without this call it begins empty. Outside of a trial nothing
     happens.
     """
-    if _running:
-        _running[0].checkpointed(step)
+    if _reports:
+        _reports[0].checkpointed(step)
 
 
 def current_trial() -> Trial | None:
     """Return the trial that the script is run for; None: it is run by itself."""
-    return _running[0].trial if _running else None
+    return _trials[0] if _trials else None

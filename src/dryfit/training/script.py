@@ -276,7 +276,7 @@ class _ScriptTrial:
     def _connect(self) -> None:
         calling = self.body.calling
         os.environ.update(variables_of(calling, self.trial.folder))
-        begin(self.reports)
+        begin(self.trial, self.reports)
         self.arguments.install()
         self.planned.install()
         when_imported(_TRAINER, self._hook)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from dryfit.gpu.import_hooks import when_imported
 from dryfit.gpu.training_arguments import ArgumentWatch
 from dryfit.settings.user_code import CommandTemplate
-from dryfit.training.current_trial import RehearsedReports, begin
+from dryfit.training.current_trial import begin
 from dryfit.training.objective import run_script, seed_libraries
 from dryfit.training.rehearsed_plan import rehearsed_trial
 from dryfit.training.script import values_of, variables_of
@@ -27,7 +27,7 @@ def train() -> None:
     call, trial = rehearsed_trial()
     calling, folder = call.calling, trial.folder
     os.environ.update(variables_of(calling, folder))
-    begin(RehearsedReports(trial))
+    begin(trial)
     command, values = CommandTemplate.parse(calling.objective.function), values_of(calling, folder)
     ArgumentReads(command.options(), values, None if command.names_output else str(folder)).install()
     watch = ArgumentWatch(call.changed)
