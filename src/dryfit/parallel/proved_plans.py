@@ -4,11 +4,9 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 import transformers
-from pydantic import BaseModel, ValidationError
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -24,7 +22,7 @@ from dryfit.parallel.planner import plan_shards
 from dryfit.parallel.prove import MAX_PROOF_BYTES
 from dryfit.parallel.vocabulary_loss import VocabularyLoss
 from dryfit.settings.execution import PlanSubject, WeightFormat, base_format, check_sharded
-from dryfit.settings.files import read_model, write_model
+from dryfit.settings.files import read_cached, write_cached
 from dryfit.settings.memory_key import StepKey, step_key
 from dryfit.settings.sharding import KeptWhole, ParameterShard, ShardPlan, ShardProof, ShardRow, ShardSummary
 from dryfit.settings.tables import ModelSettings, Settings
@@ -40,7 +38,6 @@ from dryfit.tasks.lm_loss import over_tokens
 PLANS_FOLDER = "shards"
 """Folder of stored plans, beside a study's tokens or the planner's traces."""
 
-KeptT = TypeVar("KeptT", bound=BaseModel)
 
 _ROWS, _LENGTH = 3, 12
 _POSITIONS = "position_ids"
@@ -74,13 +71,12 @@ def proved_plan(
         ShardError: The plan computes something else than the model, or the proof would take too much memory.
     """
     path = folder / f"{_key(model, task, degree)}.json"
-    kept = _stored(path, ProvedPlan)
+    kept = read_cached(path, ProvedPlan)
     if kept is not None:
         return kept
     plan = shard_plan(model, task, degree)
     made = ProvedPlan(plan=plan, proof=_proved(WideModel(model, plan, traced_inputs(model, task)), task, most_bytes))
-    folder.mkdir(parents=True, exist_ok=True)
-    write_model(path, made, durable=False)
+    write_cached(path, made)
     return made
 
 
@@ -117,13 +113,12 @@ def stored_plan(model: TaskModel, task: Task, degree: int, folder: Path) -> Shar
         TraceError: The model's code cannot be followed.
     """
     key = _key(model, task, degree)
-    proved = _stored(folder / f"{key}.json", ProvedPlan)
+    proved = read_cached(folder / f"{key}.json", ProvedPlan)
     path = folder / f"{key}.unproved.json"
-    plan = proved.plan if proved is not None else _stored(path, ShardPlan)
+    plan = proved.plan if proved is not None else read_cached(path, ShardPlan)
     if plan is None:
         plan = shard_plan(model, task, degree)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_model(path, plan, durable=False)
+        write_cached(path, plan)
     return plan
 
 
@@ -160,13 +155,6 @@ def _narrow_bases(wide: WideModel, step: Narrowing) -> MakeBase:
         return narrow
 
     return make
-
-
-def _stored(path: Path, kind: type[KeptT]) -> KeptT | None:
-    try:
-        return read_model(path, kind)
-    except (OSError, ValidationError):
-        return None
 
 
 def _key(model: TaskModel, task: Task, degree: int) -> str:

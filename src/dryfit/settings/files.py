@@ -5,7 +5,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol, TypeAlias, TypeVar
@@ -282,6 +282,21 @@ def read_model(path: Path, cls: type[MessageT]) -> MessageT | None:
     except FileNotFoundError:
         return None
     return cls.model_validate_json(text)
+
+
+def read_cached(path: Path, cls: type[MessageT]) -> MessageT | None:
+    """Read what a cache holds; None where that is absent, damaged, unreadable or of another version."""
+    try:
+        return read_model(path, cls)
+    except (OSError, FileError, ValueError):
+        return None
+
+
+def write_cached(path: Path, model: Message) -> None:
+    """Write into a cache; one that cannot be written to stays as it is, and its content is made again."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_model(path, model, durable=False)
 
 
 @contextmanager

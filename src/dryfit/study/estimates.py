@@ -6,14 +6,13 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from dryfit.ledger.folder import shared_traces
-from dryfit.settings.errors import ConfigError, FileError
-from dryfit.settings.files import read_model, write_model
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.files import read_cached, write_cached
 from dryfit.settings.rehearsal_messages import RehearsalAnswer, ScriptEnd
 from dryfit.settings.trial import Scalar
 from dryfit.settings.version import PACKAGE_FOLDER, code_fingerprint
@@ -81,16 +80,12 @@ def estimate(
         prepared = prepare(command, options)
         code = Path(command.script).absolute().parent if command.script is not None else Path.cwd()
     file = _file(prepared, code)
-    if file is not None:
-        with suppress(FileError, ValueError):  # a damaged answer is none
-            kept = read_model(file, RehearsalAnswer)
-            if kept is not None:
-                return kept
+    kept = None if file is None else read_cached(file, RehearsalAnswer)
+    if kept is not None:
+        return kept
     answer = run_prepared(prepared)
     if file is not None and answer.end in _KNOWN and answer.memory is not None:
-        with suppress(OSError):  # a cache that cannot be written is none
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_model(file, answer, durable=False)
+        write_cached(file, answer)
     return answer
 
 

@@ -5,12 +5,11 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from dryfit.ledger.folder import StudyLayout, shared_traces
 from dryfit.ledger.replay import StudyState
@@ -21,7 +20,7 @@ from dryfit.settings.choices import Precision
 from dryfit.settings.devices import place_on, visible_devices
 from dryfit.settings.errors import ChildError, DryfitError
 from dryfit.settings.execution import plan_execution
-from dryfit.settings.files import read_model, write_model
+from dryfit.settings.files import read_cached, write_cached
 from dryfit.settings.memory_key import memory_key
 from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.settings.sharding import AUTO
@@ -333,27 +332,17 @@ def _measured(subject: _Subject, nodes: Nodes, stops: StopRequests, ways: Sequen
     """
     folder = shared_traces(os.environ, Path.home()).parent / _FOLDER
     file = folder / f"{_key(subject)}.json"
-    kept = _kept(file)
-    known = {one.way: one for one in kept}
+    kept = read_cached(file, _Kept) or _Kept(measured=())
+    known = {one.way: one for one in kept.measured}
     began_s = time.monotonic()
     for way in ways:
         if way in known or stops.why is not None or time.monotonic() - began_s > _BEGUN_S:
             continue
         if (found := _measure(subject, nodes, stops, way)) is not None:
             known[way] = found
-    if len(known) > len(kept):
-        with suppress(OSError):  # a cache that cannot be written to: the next study measures again
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_model(file, _Kept(measured=tuple(known.values())), durable=False)
+    if len(known) > len(kept.measured):
+        write_cached(file, _Kept(measured=tuple(known.values())))
     return [known[way] for way in ways if way in known]
-
-
-def _kept(file: Path) -> tuple[MeasuredWay, ...]:
-    try:
-        kept = read_model(file, _Kept)
-    except (ValidationError, DryfitError, OSError):
-        return ()  # of another version, or damaged: it is measured again
-    return () if kept is None else kept.measured
 
 
 def _measure(subject: _Subject, nodes: Nodes, stops: StopRequests, way: Way) -> MeasuredWay | None:
