@@ -134,7 +134,7 @@ def test_what_is_kept_of_a_row_depends_on_no_other_row(tmp_path: Path, folders: 
 
     def kept(rows: int) -> Outputs:
         collate = partial(task.collate, split)
-        return trainer.kept_in_order(model, split, task, collate, batch_rows=rows, after=lambda *_: None)
+        return trainer.kept_in_order(model, split, task, collate, batch_rows=rows, beat=lambda: None)
 
     whole = kept(64)
     for rows in (1, 2, 3, 7):

@@ -28,16 +28,13 @@ _ELSEWHERE = ("adapters", "megatron_config", "tokenizer_kwargs", "prompt_tuning_
 """Entries by which PEFT loads more than the adapter beside them: further adapters, a library, a tokenizer, a file."""
 
 
-def attach_adapter(
-    model: nn.Module, folder: Path, *, device: torch.device | str = "cpu", trainable: bool = False
-) -> nn.Module:
+def attach_adapter(model: nn.Module, folder: Path, *, device: torch.device | str = "cpu") -> nn.Module:
     """Put a saved adapter on a model that has its weights.
 
     Args:
         model: The base model.
         folder: ``adapter_config.json`` and ``adapter_model.safetensors``, as PEFT saves them.
         device: Where the adapter's tensors go: where the model is.
-        trainable: Whether the adapter's weights shall take gradients.
 
     Returns:
         PEFT's model around the base model, in eval mode; the base model is changed in place, as PEFT does it.
@@ -53,7 +50,7 @@ def attach_adapter(
         raise LoadError(doing, f"there is no {ADAPTER_FILE}", allowed="a folder that PEFT saved")
     stored = open_checkpoint(folder, stem=ADAPTER_STEM)
     config = peft.PeftConfig.from_pretrained(str(folder))
-    config.inference_mode = not trainable
+    config.inference_mode = True
     try:
         adapted = _put_on(model, config)
     except ValueError as error:  # no module has one of the target names

@@ -150,7 +150,6 @@ def load_pretrained(
     source: ModelSource,
     kind: Kind,
     *,
-    config: PreTrainedConfig | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     missing: Missing = "error",
@@ -161,7 +160,6 @@ def load_pretrained(
     Args:
         source: Hub id, folder or ``minilm``, with revision and trust.
         kind: Its head.
-        config: Its config, changed or not; None: as it comes.
         device: Where tensors go.
         dtype: Type of the weights; None: fp32.
         missing: What the files may lack, a new head's weights for example.
@@ -171,7 +169,7 @@ def load_pretrained(
         LoadError: A weight is missing, of another shape, or stray.
         ConfigError: The architecture has no such head.
     """
-    config = config if config is not None else load_config(source)
+    config = load_config(source)
     model = build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code)).eval()
     options = LoadOptions(torch.device(device), dtype, missing, mode=mode)
     return model, fill_pretrained(model, source, kind, options)

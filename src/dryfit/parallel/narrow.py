@@ -374,7 +374,6 @@ def prove_narrowed(
     narrower: Callable[[Narrowing], nn.Module],
     sample: Callable[[nn.Module], Mapping[str, Any]],
     *,
-    seed: int = 0,
     most_bytes: int = MAX_PROOF_BYTES,
 ) -> ShardProof:
     """Prove a plan on the widest of some narrower models for which the memory suffices.
@@ -384,7 +383,6 @@ def prove_narrowed(
         narrower: Builds a narrower model of the same class on the meta device, with head and adapters, from
             :func:`~dryfit.parallel.narrow.narrow_config`.
         sample: Returns inputs with values for a narrow model.
-        seed: Of the weights.
         most_bytes: Memory that the proof may take.
 
     Returns:
@@ -399,7 +397,7 @@ def prove_narrowed(
         plan = carried_over(wide, narrow)
         needed = min(needed, proof_bytes(narrow, plan))
         if needed <= most_bytes:
-            return prove_on(wide, narrow, sample(narrow), seed=seed, most_bytes=most_bytes)
+            return prove_on(wide, narrow, sample(narrow), most_bytes=most_bytes)
     raise wide.refused(
         f"the narrowest model of its class that is known how to make takes about {needed / 2**30:.1f} GiB to prove",
         f"{most_bytes / 2**30:.1f} GiB",
@@ -407,12 +405,7 @@ def prove_narrowed(
 
 
 def prove_on(
-    wide: WideModel,
-    narrow: nn.Module,
-    sample: Mapping[str, Any],
-    *,
-    seed: int = 0,
-    most_bytes: int = MAX_PROOF_BYTES,
+    wide: WideModel, narrow: nn.Module, sample: Mapping[str, Any], *, most_bytes: int = MAX_PROOF_BYTES
 ) -> ShardProof:
     """Prove a plan on one narrower model; see :func:`dryfit.parallel.prove.prove` for what is compared.
 
@@ -430,7 +423,7 @@ def prove_on(
         check_same_program((wide.module, wide.plan), (narrow, plan), wide.inputs)
     except Difference as difference:
         raise wide.refused(str(difference), difference.allowed) from difference
-    proof = prove(narrow, plan, sample, seed=seed, most_bytes=most_bytes)
+    proof = prove(narrow, plan, sample, most_bytes=most_bytes)
     return proof.model_copy(update={"narrowed": sizes})
 
 

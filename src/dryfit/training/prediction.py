@@ -88,7 +88,7 @@ class ModelPredictor:
         bounds = replace(model_bounds(self.model), labels=None)
         check_tokens("to predict", tokens, bounds, hint="the model's folder is damaged: its tokenizer is not its own")
         collate = partial(task.collate_unlabelled, tokens)
-        kept = kept_in_order(self.model, tokens, task, collate, batch_rows=self.batch_rows, after=lambda *_: beat())
+        kept = kept_in_order(self.model, tokens, task, collate, batch_rows=self.batch_rows, beat=beat)
         return task.predictions(kept, tokens, rows)
 
 

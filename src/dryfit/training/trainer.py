@@ -125,9 +125,7 @@ def evaluate(
     """
     model.eval()
     collate = partial(task.collate, tokens)
-    kept = kept_in_order(
-        model, tokens, task, collate, batch_rows=batch_rows, after=lambda *_: beat(), guard=guard
-    ).float()
+    kept = kept_in_order(model, tokens, task, collate, batch_rows=batch_rows, beat=beat, guard=guard).float()
     fitted = task.fit(kept, tokens) if fitted is None else fitted
     measured = task.measure(model, tokens, batch_rows=batch_rows, beat=beat)
     measured = measured if isinstance(measured, Measured) else Measured(measured)
@@ -145,7 +143,7 @@ def kept_in_order(
     collate: Callable[[Sequence[int]], Batch],
     *,
     batch_rows: int,
-    after: Callable[[Sequence[int], Outputs, Batch], None],
+    beat: Callable[[], None],
     guard: BatchGuard | None = None,
 ) -> torch.Tensor:
     """Return what a task keeps of a model's outputs for every row; rows of similar length are batched together.
@@ -156,7 +154,7 @@ def kept_in_order(
         task: Names the model's inputs, and what is kept.
         collate: Makes the batch of some rows.
         batch_rows: Rows at once.
-        after: Called once a batch, with its rows, the outputs, and the batch on the model's device.
+        beat: Called once a batch, as a sign of life.
         guard: Checks each batch and its outputs.
 
     Returns:
@@ -180,7 +178,7 @@ def kept_in_order(
                 guard.check_outputs(outputs, len(rows), lambda rows=rows: rows)
             kept.append(_kept(task.keep(outputs, batch), len(rows), kept, task).cpu())
             order.extend(rows)
-            after(rows, outputs, batch)
+            beat()
     in_order = torch.cat(kept)
     in_order[torch.tensor(order)] = in_order.clone()
     return in_order
