@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -22,9 +22,10 @@ from dryfit.processes.process import CopiesEndHere
 from dryfit.settings.errors import DryfitError, ObjectiveError
 from dryfit.settings.files import copy_folder, publishing, reading
 from dryfit.settings.ladder import arguments_of
+from dryfit.settings.rehearsal_messages import ArgumentValue
 from dryfit.settings.text import brief, few
 from dryfit.settings.training_messages import ObjectiveRequest, ScriptRequest, TrainResult
-from dryfit.settings.user_code import FOLDER, CommandTemplate, Value
+from dryfit.settings.user_code import FOLDER, CommandTemplate
 from dryfit.settings.wire import Note, Phase, parse_json
 from dryfit.training.current_trial import (
     TRIAL_VARIABLE,
@@ -221,19 +222,52 @@ def run(body: ScriptRequest, channel: ChildChannel) -> TrainResult:
         return _ScriptTrial(body, channel).run()
 
 
-def values_of(calling: ObjectiveRequest, folder: Path) -> dict[str, Value]:
-    """Return the values of all placeholders of a trial's command."""
-    return {**calling.params, FOLDER: str(folder), "seed": calling.seed, "number": calling.number}
+@final
+class TrialScript:
+    """The user's script with the values of a trial: it is rehearsed as it is run.
 
+    Args:
+        trial: The trial, in whose folder it writes.
+        calling: The call of the script.
+        changed: ``TrainingArguments`` that take the place of its own, by name.
 
-def variables_of(calling: ObjectiveRequest, folder: Path) -> dict[str, str]:
-    """Return the environment variables that a script and what it starts find."""
-    return {
-        "DRYFIT_FOLDER": str(folder),
-        TRIAL_VARIABLE: str(calling.number),
-        "DRYFIT_ATTEMPT": str(calling.attempt),
-        "DRYFIT_SEED": str(calling.seed),
-    }
+    Attributes:
+        work: The folder that it is run in.
+        command: What is run.
+        arguments: What its parser does with the values.
+        planned: What becomes of the changes.
+    """
+
+    def __init__(self, trial: Trial, calling: ObjectiveRequest, changed: Mapping[str, ArgumentValue]) -> None:
+        self._trial, self._calling, folder = trial, calling, str(trial.folder)
+        self.work, self.command = Path(calling.objective.paths[0]), CommandTemplate.parse(calling.objective.function)
+        values = {FOLDER: folder, "seed": calling.seed, "number": calling.number}
+        values |= dict(trial.params.items())  # a command reads them all
+        self._words = self.command.arguments(values)
+        self.arguments = ArgumentReads(self.command.options(), values, None if self.command.names_output else folder)
+        self.planned = ArgumentWatch(changed)
+
+    def connect(self, on_trainer: Callable[[Any], None], *reports: ScriptReports) -> None:
+        """Make this process ready for the script.
+
+        Args:
+            on_trainer: Called with the module of transformers' Trainer once the script imports it.
+            reports: Take what the script reports; none: it is rehearsed.
+        """
+        calling = self._calling
+        os.environ["DRYFIT_FOLDER"] = str(self._trial.folder)
+        os.environ[TRIAL_VARIABLE] = str(calling.number)
+        os.environ["DRYFIT_ATTEMPT"] = str(calling.attempt)
+        os.environ["DRYFIT_SEED"] = str(calling.seed)
+        begin(self._trial, *reports)
+        self.arguments.install()
+        self.planned.install()
+        when_imported(_TRAINER, on_trainer)
+        seed_libraries(calling.seed)
+
+    def run(self) -> None:
+        """Run the script."""
+        run_script(self.command, self.work, self._words)
 
 
 class _ScriptTrial:
@@ -241,21 +275,17 @@ class _ScriptTrial:
 
     def __init__(self, body: ScriptRequest, channel: ChildChannel) -> None:
         calling = body.calling
-        kept, work = Path(calling.checkpoint_dir), Path(calling.objective.paths[0])
+        kept = Path(calling.checkpoint_dir)
         output = kept / _OUTPUT
         output.mkdir(exist_ok=True)
         newest_whole(output)  # removes checkpoints that a kill has left torn: scripts look for the last by themselves
-        self.body, self.channel, self.work = body, channel, work
-        self.command = CommandTemplate.parse(calling.objective.function)
+        self.body, self.channel = body, channel
         self.trial = Trial(calling.model_copy(update={"checkpoint_dir": str(output)}), channel)
         self.goals = Goals.of(calling.objective)
         self.reports = ScriptReports(self.trial, self.goals, kept)
-        values = values_of(calling, output) | dict(self.trial.params.items())  # a command reads them all
-        self.words = self.command.arguments(values)
-        folder = None if self.command.names_output else str(output)
-        self.arguments = ArgumentReads(self.command.options(), values, folder)
-        self.planned = ArgumentWatch(arguments_of(body.choice))
-        self.outside = OutsideWrites((kept, channel.folder, *((Path(body.best_dir),) if body.best_dir else ())), work)
+        self.script = TrialScript(self.trial, calling, arguments_of(body.choice))
+        own = (kept, channel.folder, *((Path(body.best_dir),) if body.best_dir else ()))
+        self.outside = OutsideWrites(own, self.script.work)
         results = output / body.results if body.results is not None else None
         self.results = ResultsFile(results, self.reports, self.goals) if results is not None else None
         self.trainers: Any = None
@@ -265,8 +295,8 @@ class _ScriptTrial:
         """Run the script, and return what became of it."""
         self._connect()
         try:
-            with self._ends(), OwnLine(str(self.work / self.command.target)), CopiesEndHere():
-                run_script(self.command, self.work, self.words)
+            with self._ends(), OwnLine(str(self.script.work / self.script.command.target)), CopiesEndHere():
+                self.script.run()
             self._wait_for_threads()
         finally:
             self._finish_results()
@@ -274,28 +304,22 @@ class _ScriptTrial:
         return self._result()
 
     def _connect(self) -> None:
-        calling = self.body.calling
-        os.environ.update(variables_of(calling, self.trial.folder))
-        begin(self.trial, self.reports)
-        self.arguments.install()
-        self.planned.install()
-        when_imported(_TRAINER, self._hook)
         if self.results is not None:
             self.results.start()
-        seed_libraries(calling.seed)
+        self.script.connect(self._hook, self.reports)
         self.channel.send(Phase(name="train"))
         self.outside.install()
 
     def _hook(self, _module: object) -> None:
         self.trainers = importlib.import_module(_HOOKS).ScriptTrainers(
-            self.trial, self.channel, self.body, self.reports, self.arguments, self.planned
+            self.trial, self.channel, self.body, self.reports, self.script.arguments, self.script.planned
         )
         self.trainers.install()
 
     @contextmanager
     def _ends(self) -> Generator[None, None, None]:
         """Turn the ends that a script may choose into ours."""
-        doing = f"running {self.command.target}"
+        doing = f"running {self.script.command.target}"
         try:
             yield
         except ScriptEnded:
@@ -325,7 +349,7 @@ class _ScriptTrial:
 
     def _tell(self) -> None:
         """Say what the script does that a search does not expect of it."""
-        notes = self.arguments.notes()
+        notes = self.script.arguments.notes()
         if self.outside.paths:
             notes.append(
                 f"the script writes outside of its folder: {few(self.outside.paths, 3)}; trials that write to one "
@@ -367,7 +391,7 @@ class _ScriptTrial:
             return ObjectiveError(doing, found, f'lines such as {{"step": 100, "{name}": 0.5}}')
         return ObjectiveError(
             doing,
-            f"{self.command.target} has ended, and reported nothing",
+            f"{self.script.command.target} has ended, and reported nothing",
             "at least one report",
             f"train a transformers.Trainer, call dryfit.report({name}, step=...), or name the file of JSON lines that "
             "it writes in script.results",

@@ -2,18 +2,12 @@
 
 import functools
 import importlib
-import os
 from pathlib import Path
 from typing import Any, Final
 
-from dryfit.gpu.import_hooks import when_imported
 from dryfit.gpu.training_arguments import ArgumentWatch
-from dryfit.settings.user_code import CommandTemplate
-from dryfit.training.current_trial import begin
-from dryfit.training.objective import run_script, seed_libraries
 from dryfit.training.rehearsed_plan import rehearsed_trial
-from dryfit.training.script import values_of, variables_of
-from dryfit.training.script_arguments import ArgumentReads
+from dryfit.training.script import TrialScript
 
 _SETUP: Final = "dryfit.training.own_trainer"
 
@@ -25,16 +19,9 @@ def train() -> None:
         ObjectiveError: Its parser refuses the command, or its Trainer cannot be changed as the rehearsal asks.
     """
     call, trial = rehearsed_trial()
-    calling, folder = call.calling, trial.folder
-    os.environ.update(variables_of(calling, folder))
-    begin(trial)
-    command, values = CommandTemplate.parse(calling.objective.function), values_of(calling, folder)
-    ArgumentReads(command.options(), values, None if command.names_output else str(folder)).install()
-    watch = ArgumentWatch(call.changed)
-    watch.install()
-    when_imported("transformers.trainer", lambda module: _check_changed(module.Trainer, watch))
-    seed_libraries(calling.seed)
-    run_script(command, Path(calling.objective.paths[0]), command.arguments(values))
+    script = TrialScript(trial, call.calling, call.changed)
+    script.connect(lambda module: _check_changed(module.Trainer, script.planned))
+    script.run()
 
 
 def _check_changed(trainer_class: Any, watch: ArgumentWatch) -> None:
