@@ -11,7 +11,7 @@ import pytest
 
 from dryfit.ledger.events import EVENT, AttemptEnded, FailureFacts
 from dryfit.ledger.ledger import Ledger
-from dryfit.processes.attempt import read_result
+from dryfit.processes.attempt import read_messages, read_result
 from dryfit.processes.channel import ChildChannel
 from dryfit.processes.child import ChildStatus, _last_word
 from dryfit.processes.child_spec import SupervisorSettings
@@ -20,6 +20,7 @@ from dryfit.processes.supervisor import Supervisor
 from dryfit.settings.errors import Action, ChildFault, Evidence, FailureKind, FileError
 from dryfit.settings.files import closing, first_error_wins
 from dryfit.settings.jobs import ChildResult
+from dryfit.settings.wire import Phase, Progress
 
 ODD = {
     "braces": "{said} {status} {0} {} {{}} {beat!r:>{width}}",
@@ -238,3 +239,21 @@ def test_a_sign_of_life_is_not_written_through_a_link(tmp_path: Path, monkeypatc
     before_ns = elsewhere.stat().st_mtime_ns
     channel.note_full_disk()
     assert elsewhere.stat().st_mtime_ns == before_ns
+
+
+def test_progress_is_sent_as_a_phase_begins_and_then_now_and_again(tmp_path: Path) -> None:
+    channel = ChildChannel(tmp_path, wakeup_fifo=None, placed_at_s=0.0)
+    asked: list[int] = []
+
+    def told(step: int) -> Progress:
+        asked.append(step)
+        return Progress(step=step, total_steps=9, epoch=0.0)
+
+    for step in (1, 2, 3):
+        channel.progress(lambda step=step: told(step))
+    channel.send(Phase(name="train", step=3))
+    for step in (4, 5):
+        channel.progress(lambda step=step: told(step))
+    assert asked == [1, 4], "what is not sent is not asked for"
+    sent = [message.step for message in read_messages(tmp_path) if isinstance(message, Progress)]
+    assert sent == [1, 4]
