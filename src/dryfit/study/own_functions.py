@@ -65,18 +65,10 @@ def objective_study(
         ObjectiveError: Another process cannot import the function.
         ConfigError: A key or a value is wrong.
     """
-    _refuse_in_trial()
-    name, paths = _name_and_paths(objective, _OBJECTIVE)
-    plain = _plain_tables(tables, "objective", name)
     wanted = "minimize" if direction is None else direction
     goals = {_GOAL: wanted} if isinstance(wanted, str) else dict(wanted)
-    own = {"function": str(name), "goals": list(goals), "directions": [str(goal) for goal in goals.values()]}
-    document = {
-        **plain,
-        "study": {"name": _study_name(objective), **plain["study"], "task": FUNCTION_TASK.value},
-        "objective": {**plain["objective"], **own, "paths": paths},
-    }
-    return _loaded(document, name, _study_name(objective), folder=folder, overrides=overrides)
+    own = {"goals": list(goals), "directions": [str(goal) for goal in goals.values()]}
+    return _study_of(objective, FUNCTION_TASK, tables, {"objective": own}, folder=folder, overrides=overrides)
 
 
 def trainer_study(
@@ -102,19 +94,12 @@ def trainer_study(
         ObjectiveError: Another process cannot import the function.
         ConfigError: A key or a value is wrong.
     """
-    _refuse_in_trial()
-    name, paths = _name_and_paths(make, _TRAINER)
-    plain = _plain_tables(tables, "trainer", name)
     if isinstance(direction, Mapping):
+        name, _ = function_name(make, _TRAINER)
         found = f"direction is {dict(direction)!r}"
         raise ConfigError(f"reading the arguments of dryfit.tune({name})", found, '"minimize" or "maximize"')
     goal = {"metric": metric or TRAINER_METRIC} | ({} if direction is None else {"direction": str(direction)})
-    document = {
-        **plain,
-        "study": {"name": _study_name(make), **goal, **plain["study"], "task": TRAINER_TASK.value},
-        "trainer": {**plain["trainer"], "make": str(name), "paths": paths},
-    }
-    return _loaded(document, name, _study_name(make), folder=folder, overrides=overrides)
+    return _study_of(make, TRAINER_TASK, tables, {"study": goal}, folder=folder, overrides=overrides)
 
 
 def _refuse_in_trial() -> None:
@@ -126,26 +111,28 @@ def _refuse_in_trial() -> None:
         )
 
 
-def _name_and_paths(function: Callable[..., object], role: "Role") -> tuple[FunctionName, list[str]]:
-    name, first_path = function_name(function, role)
-    return name, [first_path, *caller_paths()] if first_path else caller_paths()
-
-
-def _plain_tables(tables: Mapping[str, Any], own: str, name: FunctionName) -> dict[str, Any]:
-    doing = f"reading the arguments of dryfit.tune({name})"
+def _study_of(
+    function: Callable[..., object],
+    task: BuiltInTask,
+    tables: Mapping[str, Any],
+    keys: Mapping[str, Mapping[str, Any]],
+    *,
+    folder: Path | str | None,
+    overrides: Sequence[str],
+) -> tuple[LoadedStudy, StudyLayout]:
+    """Return the study of a function; its arguments are tables of a study file, and so are further keys."""
+    _refuse_in_trial()
+    name, first_path = function_name(function, _ROLES[task])
+    doing, short, own = f"reading the arguments of dryfit.tune({name})", _study_name(function), task.value
     plain = {table: _plain(value, table, doing) for table, value in tables.items()}
     for table in ("study", own):
         if not isinstance(plain.setdefault(table, {}), dict):
             raise ConfigError(doing, f"{table} is {plain[table]!r}", "a table of keys")
-    return plain
-
-
-def _loaded(
-    document: Mapping[str, Any], name: FunctionName, short: str, *, folder: Path | str | None, overrides: Sequence[str]
-) -> tuple[LoadedStudy, StudyLayout]:
-    loaded = load_document(dict(document), Path(f"dryfit.tune({name})"), overrides)
-    place = Path(folder) if folder is not None else Path(f"{short}-study")
-    return loaded, StudyLayout(place.resolve())
+    plain["study"] = {"name": short, **keys.get("study", {}), **plain["study"], "task": own}
+    place = {_NAMED_BY[task]: str(name), "paths": [*filter(None, [first_path]), *caller_paths()]}
+    plain[own] |= {**keys.get(own, {}), **place}
+    loaded = load_document(plain, Path(f"dryfit.tune({name})"), overrides)
+    return loaded, StudyLayout(Path(folder if folder is not None else f"{short}-study").resolve())
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +149,9 @@ _OWN_FILE: Final = (
 )
 _OBJECTIVE: Final = Role("the objective", "def objective(trial): ...")
 _TRAINER: Final = Role("the function that makes a Trainer", "def make_trainer(trial): ...")
+_ROLES: Final = {FUNCTION_TASK: _OBJECTIVE, TRAINER_TASK: _TRAINER}
+_NAMED_BY: Final = {FUNCTION_TASK: "function", TRAINER_TASK: "make"}
+"""The key of a study file that names the function."""
 
 
 def function_name(objective: Callable[..., object], role: Role = _OBJECTIVE) -> tuple[FunctionName, str]:
