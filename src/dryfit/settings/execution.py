@@ -304,25 +304,40 @@ class ExecutionSettings(Settings):
         return self.ranks * self.dp
 
 
-class ExecutionPlan(Settings):
-    """How a trial runs. ``accumulation == ceil(effective_batch / micro_batch)``; the last micro-batch may be short.
+class StepExecution(Settings):
+    """How the steps and validations of a trial run.
 
     Attributes:
-        eval_batch: Rows validated at once; None: :func:`eval_rows` says.
+        eval_batch: Rows validated at once; None: as ``execution.eval_batch`` says, else :func:`eval_rows`.
     """
 
-    device: DeviceKind
-    effective_batch: int = Field(ge=1)
     micro_batch: int = Field(ge=1)
     accumulation: int = Field(ge=1)
     eval_batch: int | None = Field(default=None, ge=1)
     checkpointing: bool = False
     chunked_loss: bool | None = None
-    """None: the trial's process decides, as the planner does where nothing is set."""
     offload_activations: bool = False
-    reentrant: bool = False
     optimizer_impl: OptimizerImpl = OptimizerImpl.AUTO
     offload_optimizer: bool = False
+
+    @property
+    def eval_rows(self) -> int:
+        """Rows validated at once."""
+        return eval_rows(self.micro_batch, self.eval_batch)
+
+
+class ExecutionPlan(StepExecution):
+    """How a trial runs. ``accumulation == ceil(effective_batch / micro_batch)``; the last micro-batch may be short.
+
+    Attributes:
+        chunked_loss: Whether a loss of tokens is computed in chunks of them; None: the trial's process decides, as the
+            planner does where nothing is set.
+        compiled: Whether layers are compiled, as far as torch can do it.
+    """
+
+    device: DeviceKind
+    effective_batch: int = Field(ge=1)
+    reentrant: bool = False
     allocator: Allocator = Allocator.EXPANDABLE
     memory_limit_bytes: int | None = Field(default=None, gt=0)
     tp: int = Field(default=1, ge=1)
@@ -330,17 +345,11 @@ class ExecutionPlan(Settings):
     threads: int = Field(default=1, ge=1)
     loader_workers: int = Field(default=0, ge=0)
     compiled: bool = False
-    """Whether layers are compiled, as far as torch can do it."""
 
     @property
     def processes(self) -> int:
         """Processes that train the trial together."""
         return self.tp * self.dp
-
-    @property
-    def eval_rows(self) -> int:
-        """Rows validated at once."""
-        return eval_rows(self.micro_batch, self.eval_batch)
 
     @model_validator(mode="after")
     def _accumulation_fits(self) -> "ExecutionPlan":
@@ -432,29 +441,15 @@ class MemoryPlan(Settings):
     host_bytes: int = 0
 
 
-class ExecutionChoice(Settings):
+class ExecutionChoice(StepExecution):
     """The part of an execution plan that the planner may choose; the effective batch stays as requested.
 
     Attributes:
-        eval_batch: Rows validated at once; None: as ``execution.eval_batch`` says, else :func:`eval_rows`.
         chunked_loss: Whether a loss of tokens is computed in chunks of them; None: it cannot be.
         tp: Tensor-parallel ranks that the planner chose; None: as ``execution.tp`` says, and 1 if that is "auto".
     """
 
-    micro_batch: int = Field(ge=1)
-    accumulation: int = Field(ge=1)
-    eval_batch: int | None = Field(default=None, ge=1)
-    checkpointing: bool = False
-    chunked_loss: bool | None = None
-    offload_activations: bool = False
-    optimizer_impl: OptimizerImpl = OptimizerImpl.AUTO
-    offload_optimizer: bool = False
     tp: int | None = Field(default=None, ge=2)
-
-    @property
-    def eval_rows(self) -> int:
-        """Rows validated at once."""
-        return eval_rows(self.micro_batch, self.eval_batch)
 
     @property
     def offloads(self) -> bool:
