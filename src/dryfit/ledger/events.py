@@ -243,17 +243,22 @@ class CheckpointMade(AttemptEvent):
     step: int
 
 
-class FailureFacts(Wire):
+class FaultDetail(Wire):
+    """What a process left that says more of its failure."""
+
+    error_type: str = Field(default="", description="qualified class of the exception, if any")
+    error: str = Field(default="", description="first lines of the exception's message")
+    place: str = Field(default="", description="file, line and function that raised it")
+    detail: str = Field(default="", description="further lines: batch, memory, innermost frames")
+
+
+class FailureFacts(FaultDetail):
     """The failure of an attempt, and the action that followed."""
 
     kind: FailureKind
     sentence: str
     action: Action
-    error_type: str = Field(default="", description="qualified class of the exception, if any")
-    error: str = Field(default="", description="first lines of the exception's message")
-    place: str = Field(default="", description="file, line and function that raised it")
     phase: str = Field(default="", description="what the attempt was doing; empty: unknown")
-    detail: str = Field(default="", description="further lines: batch, memory, innermost frames")
 
 
 class AttemptEnded(AttemptEvent):

@@ -5,6 +5,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from dryfit.ledger.events import FaultDetail
 from dryfit.processes import failure_texts as texts
 from dryfit.processes.evidence import known_device_memory, memory_text
 from dryfit.processes.failure_texts import (
@@ -347,23 +348,6 @@ _WITH_LOG = frozenset({FailureKind.NATIVE_CRASH, FailureKind.START, FailureKind.
 """Kinds whose details include the end of the log, if there is no exception."""
 
 _OF_MEMORY = frozenset({FailureKind.OOM_DEVICE, FailureKind.OOM_NEIGHBOUR})
-
-
-@dataclass(frozen=True, slots=True)
-class FaultDetail:
-    """What :class:`dryfit.ledger.events.FailureFacts` holds besides kind and sentence.
-
-    Attributes:
-        error_type: Qualified class of the exception; empty if there was none.
-        error: The first lines of its message.
-        place: The place in the code, like ``training/step.py:88 in backward_batch``; empty if unknown.
-        detail: Further lines for the story.
-    """
-
-    error_type: str = ""
-    error: str = ""
-    place: str = ""
-    detail: str = ""
 
 
 def fault_detail(kind: FailureKind, evidence: Evidence, fault: ChildFault | None, stacks: str = "") -> FaultDetail:

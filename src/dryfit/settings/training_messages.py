@@ -15,7 +15,7 @@ from dryfit.settings.tables import CalledCode, DataSettings, ModelSettings, Tria
 from dryfit.settings.task_facts import MetricName, TaskName
 from dryfit.settings.text import few
 from dryfit.settings.trial import FoldScore, Goal, Scalar, TrialConfig, better
-from dryfit.settings.wire import Job, JobRequest, ProcessNeeds, Wire
+from dryfit.settings.wire import Job, JobRequest, ProcessNeeds, R, Wire
 
 # Analysis of a model's answers in numbers: returned by FINAL, stored in model folders, shown in reports.
 #
@@ -369,6 +369,22 @@ class BaselinesRequest(JobRequest[BaselinesResult]):
 # The jobs MERGE and EXPORT: save a trained model in another form.
 
 
+class SavedModelRequest(JobRequest[R]):
+    """Do something with a trained model.
+
+    Attributes:
+        model_dir: A folder saved by a trial or by FINAL.
+        out: What is written, which is new.
+        threads: CPU threads.
+        trust: Run code that comes with the model.
+    """
+
+    model_dir: str
+    out: str
+    threads: int = Field(ge=1)
+    trust: bool = False
+
+
 class ExportResult(Wire):
     """The folder that was written.
 
@@ -383,23 +399,15 @@ class ExportResult(Wire):
     size_bytes: int
 
 
-class ExportRequest(JobRequest[ExportResult]):
+class ExportRequest(SavedModelRequest[ExportResult]):
     """Save a trained model for plain transformers.
 
     Attributes:
-        model_dir: A folder saved by a trial or by FINAL.
-        out: The new folder.
         encoder_alone: Leave the head out.
-        threads: CPU threads.
-        trust: Run code that comes with the model.
     """
 
     job: Literal[Job.EXPORT] = Job.EXPORT
-    model_dir: str
-    out: str
     encoder_alone: bool = False
-    threads: int = Field(ge=1)
-    trust: bool = False
 
 
 class MergeResult(Wire):
@@ -409,21 +417,10 @@ class MergeResult(Wire):
     size_bytes: int
 
 
-class MergeRequest(JobRequest[MergeResult]):
-    """Merge a saved model's adapters into its base.
-
-    Attributes:
-        model_dir: A folder saved by a trial or by FINAL.
-        out: The new folder.
-        threads: CPU threads.
-        trust: Run code that comes with the model.
-    """
+class MergeRequest(SavedModelRequest[MergeResult]):
+    """Merge a saved model's adapters into its base."""
 
     job: Literal[Job.MERGE] = Job.MERGE
-    model_dir: str
-    out: str
-    threads: int = Field(ge=1)
-    trust: bool = False
 
 
 # Requests and results of the jobs that prepare data, train and use models, or call a user's own function.
@@ -662,29 +659,21 @@ class PredictResult(Wire):
     device: DeviceKind
 
 
-class PredictRequest(JobRequest[PredictResult]):
+class PredictRequest(SavedModelRequest[PredictResult]):
     """Predict the rows of a source with a trained model.
 
     Attributes:
-        model_dir: A folder saved by a trial or by FINAL.
         source: As in ``[data]``.
-        out: The file to write, one line per row.
         temporary: Its name until it is complete; in the folder of ``out``.
         batch_rows: Rows per batch.
         device: ``auto``, ``cpu`` or ``cuda``.
-        threads: CPU threads.
-        trust: Run code that comes with the model.
     """
 
     job: Literal[Job.PREDICT] = Job.PREDICT
-    model_dir: str
     source: str
-    out: str
     temporary: str
     batch_rows: int = Field(ge=1)
     device: str
-    threads: int = Field(ge=1)
-    trust: bool = False
 
 
 class TinyLmResult(Wire):

@@ -214,11 +214,8 @@ class AttemptFinalizer:
             kind=failure.kind,
             sentence=answer.reason,
             action=answer.action,
-            error_type=detail.error_type,
-            error=detail.error,
-            place=detail.place,
             phase=complete.phase,
-            detail=detail.detail,
+            **dict(detail),
         )
         if not trial.attempts[-1].ended:
             self.write(AttemptEnded(number=child.number, attempt=child.attempt, failure=facts))

@@ -43,22 +43,32 @@ _WANTED: Final = "a function of two lists of texts, the generated answers and th
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """Generated answers to some prompts, in order.
+class Prompted:
+    """Prompts, in order, and the wanted answers.
 
     Attributes:
         ids: Of the rows, with the part where a row has two prompts.
         prompts: The prompts.
-        answers: What was generated, without white space around it.
-        wanted: What should have been, likewise.
+        wanted: What should be answered, without white space around it.
         quotes: Whether a prompt asks for evidence.
     """
 
     ids: tuple[str, ...]
     prompts: tuple[str, ...]
-    answers: tuple[str, ...]
     wanted: tuple[str, ...]
     quotes: tuple[bool, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Answered(Prompted):
+    """Generated answers to some prompts.
+
+    Attributes:
+        answers: What was generated, without white space around it.
+    """
+
+    answers: tuple[str, ...]
 
 
 def scored_answers(answered: Answered, none: str) -> list[ScoredRow]:
@@ -293,27 +303,19 @@ def sampled(count: int, wanted: int, seed: int) -> list[int]:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Prompts of a split, and the wanted answers.
+class Asked(Prompted):
+    """Prompts of a split.
 
     Attributes:
-        ids: Of the rows, with the part where a row has two prompts.
         questions: Token ids of each prompt.
-        prompts: The same as texts.
-        wanted: What should be answered, without white space around it.
-        quotes: Whether a prompt asks for evidence.
     """
 
-    ids: tuple[str, ...]
     questions: tuple[list[int], ...]
-    prompts: tuple[str, ...]
-    wanted: tuple[str, ...]
-    quotes: tuple[bool, ...]
 
     def answered(self, answers: Sequence[str]) -> Answered:
         """Return the prompts with their answers, in order."""
         said = tuple(one.strip() for one in answers)
-        return Answered(self.ids, self.prompts, said, self.wanted, self.quotes)
+        return Answered(self.ids, self.prompts, self.wanted, self.quotes, said)
 
 
 def asked_of(tokens: TokenSet, examples: Sequence[int], prompts: PromptTokenizer) -> Asked:
@@ -335,7 +337,7 @@ def asked_of(tokens: TokenSet, examples: Sequence[int], prompts: PromptTokenizer
         questions.append(tokens.ids_T[first:answer_at].tolist())
         wanted.append(prompts.text_of(tokens.ids_T[answer_at:end].tolist()).strip())
     texts = tuple(prompts.text_of(ids) for ids in questions)
-    return Asked(tuple(tokens.names_of(examples)), tuple(questions), texts, tuple(wanted), tuple(quotes))
+    return Asked(tuple(tokens.names_of(examples)), texts, tuple(wanted), tuple(quotes), tuple(questions))
 
 
 def answer(

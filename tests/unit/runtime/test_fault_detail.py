@@ -3,8 +3,9 @@
 import faulthandler
 import tempfile
 
+from dryfit.ledger.events import FaultDetail
 from dryfit.processes.child import describe_fault
-from dryfit.processes.failures import FaultDetail, fault_detail
+from dryfit.processes.failures import fault_detail
 from dryfit.settings.errors import ChildFault, Evidence, FailureKind
 
 

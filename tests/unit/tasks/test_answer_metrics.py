@@ -16,7 +16,7 @@ from dryfit.tasks.row_metrics import value_interval
 def answered(pairs: list[tuple[str, str]], quotes: list[bool] | None = None) -> Answered:
     ids = tuple(f"r{number}" for number in range(len(pairs)))
     said, wanted = tuple(zip(*pairs, strict=True))
-    return Answered(ids, tuple(f"{one}?" for one in ids), said, wanted, tuple(quotes or [True] * len(pairs)))
+    return Answered(ids, tuple(f"{one}?" for one in ids), wanted, tuple(quotes or [True] * len(pairs)), said)
 
 
 def test_an_exact_match_is_to_the_letter() -> None:
