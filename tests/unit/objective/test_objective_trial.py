@@ -1,8 +1,10 @@
 """What an objective may report and return, and what each of it comes to."""
 
 import math
+import sys
 from dataclasses import dataclass, field
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from dryfit.settings.errors import NonFiniteError, ObjectiveError
 from dryfit.settings.tables import ObjectiveSettings
 from dryfit.settings.training_messages import ObjectiveRequest, StopReason
 from dryfit.settings.trial import MetricPoint
-from dryfit.training.current_trial import Trial, as_number, as_values
+from dryfit.training.current_trial import Trial, as_number, as_values, completed
+from dryfit.training.objective import limit_memory
 
 
 @dataclass
@@ -168,3 +171,21 @@ def test_parameters_cannot_be_changed():
     with pytest.raises(TypeError):
         one.params["x"] = 2.0
     assert repr(one) == "Trial(number=4, attempt=2, params={'x': 1.0})"
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_the_peaks_of_a_device_are_those_of_a_pytorch_that_has_used_it(monkeypatch, used):
+    cuda = SimpleNamespace(is_initialized=lambda: used, max_memory_allocated=lambda: 7, max_memory_reserved=lambda: 9)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    result = completed((2.0, 3.0), ("a", "b"), 5)
+    assert (result.value, result.also, result.steps) == (2.0, (3.0,), 5)
+    assert (result.peak_allocated_bytes, result.peak_reserved_bytes) == ((7, 9) if used else (None, None))
+    assert result.peak_rss_bytes
+
+
+@pytest.mark.parametrize(("fraction", "there", "asked"), [(0.25, True, [0.25]), (0.25, False, []), (None, True, [])])
+def test_a_share_of_a_device_is_asked_for_where_there_is_one(fraction, there, asked):
+    found: list[float] = []
+    cuda = SimpleNamespace(is_available=lambda: there, set_per_process_memory_fraction=found.append)
+    limit_memory(fraction, SimpleNamespace(cuda=cuda))
+    assert found == asked
