@@ -174,7 +174,6 @@ def test_a_machine_that_slept_kills_nobody(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *filter(None, sys.path)])}
     command = [sys.executable, "-c", _SLEEPER, str(tmp_path)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as control:
-        assert control.stdout is not None
         child = int(control.stdout.readline())
         for number in (signal.SIGSTOP, signal.SIGCONT):
             # Asleep: the child first, so that its silence is as long as the other's. Awake: it comes last.
@@ -192,7 +191,6 @@ def test_nobody_survives_a_killed_control_process(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *filter(None, sys.path)])}
     command = [sys.executable, "-c", _CONTROL, str(tmp_path)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as control:
-        assert control.stdout is not None
         server, child, plain, chained = (int(word) for word in control.stdout.readline().split())
         try:
             assert all(alive(pid) for pid in (server, child, plain, chained))

@@ -54,7 +54,6 @@ def wanted(folder: Path) -> Runs:
 
 def kill_tracker(control_pid: int) -> None:
     tracker = child_running("dryfit.search.follower_process", of=control_pid)
-    assert tracker is not None
     tracker.kill()
 
 

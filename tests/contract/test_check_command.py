@@ -63,7 +63,6 @@ def seen(*words: str, runs: str = ONE) -> tuple[int, list[dict[str, object]]]:
 def moved(answer: RehearsalAnswer, by: int) -> RehearsalAnswer:
     """The same where each line of the script stands so many lines below."""
     memory = answer.memory
-    assert memory is not None
     lines = tuple(one.model_copy(update={"line": f"train.py:{by + n}"}) for n, one in enumerate(memory.by_line))
     return answer.model_copy(update={"memory": memory.model_copy(update={"by_line": lines})})
 
@@ -175,7 +174,6 @@ def test_the_page_shows_what_grew_beside_the_timeline(takes: Takes) -> None:
     assert checked("--update").exit_code == 0
     evil = moved(answer_of(5 * GIB, parse_device("rtx4090")), 300)
     memory = evil.memory
-    assert memory is not None
     lines = (memory.by_line[0].model_copy(update={"code": "<script>alert(1)</script>"}), *memory.by_line[1:])
     takes(evil.model_copy(update={"memory": memory.model_copy(update={"by_line": lines})}))
     found = check_runs(CheckOptions(on_note=lambda _: None))
@@ -303,7 +301,6 @@ def test_code_is_no_markup(takes: Takes) -> None:
     answer = answer_of(5 * GIB, parse_device("rtx4090"))
     evil = "x = `rm` | [a](b) <script> @everyone \x1b[31m **b**"
     lines = tuple(one.model_copy(update={"code": evil}) for one in memory_of(5 * GIB).by_line)
-    assert answer.memory is not None
     takes(answer.model_copy(update={"memory": answer.memory.model_copy(update={"by_line": lines})}))
     text = check_markdown(dryfit.check_memory(on_note=lambda _: None))
     rows = [line for line in text.splitlines() if "rm" in line]

@@ -158,7 +158,6 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_study_learns_its_names_once_and_keeps_them(study: Path) -> None:
     state = fold(study)
     resolved, baselines = state.resolved, state.baselines
-    assert resolved is not None and baselines is not None
     assert resolved.labels == ("no", "yes")
     (majority,) = (one for one in baselines.result.baselines if one.name == "majority")
     assert majority.words.startswith(("always class yes,", "always class no,"))

@@ -77,7 +77,6 @@ def of_a_trial(file: Path) -> PlanAnswer:
     """The plan that a study makes of a trial: by the tokens that it has prepared."""
     asked = plan_input(file, device="1GiB", overrides=(), preset=None)
     resolved = fold(file.parent).resolved
-    assert resolved is not None
     tokens = StudyTokens(
         data=asked.config.data,
         cache_dir=str(StudyLayout(file.parent).cache),

@@ -27,7 +27,6 @@ FP32_BYTES, FP16_BYTES = 4, 2
 def task_of(name: str) -> BuiltInTask | None:
     """What a model is trained for; None for those with an encoder and a decoder."""
     config = catalogue_config(name)
-    assert config is not None
     if config.is_encoder_decoder:
         return None
     return BuiltInTask.CAUSAL_LM if stored_kind(config) is Kind.CAUSAL_LM else BuiltInTask.CRITERIA
@@ -38,7 +37,6 @@ def ends_of_kinds(names: list[str]) -> tuple[list[str], list[str]]:
     kinds: dict[str, list[str]] = {}
     for name in sorted(names, key=lambda one: PUBLISHED[one].parameters):
         config = catalogue_config(name)
-        assert config is not None
         kinds.setdefault(config.model_type, []).append(name)
     smallest = [found[0] for found in kinds.values()]
     return smallest, [found[-1] for found in kinds.values() if found[-1] not in smallest]
@@ -124,7 +122,6 @@ def test_decoders_of_every_kind_can_be_planned_with_adapters(tmp_path: Path, nam
     found = answers(names, BuiltInTask.CAUSAL_LM, tmp_path)
     assert wrong(found, FP16_BYTES) == {}
     for answer in found.values():
-        assert answer.memory is not None
         assert answer.memory.by_category[MemoryCategory.ADAPTERS] > 0
 
 

@@ -213,7 +213,6 @@ def of(answer: PlanAnswer) -> ShardSummary:
 
 def category(answer: PlanAnswer, name: MemoryCategory) -> int:
     """Bytes of a category at the peak."""
-    assert answer.memory is not None
     return answer.memory.by_category.get(name, 0)
 
 
@@ -332,7 +331,6 @@ def test_more_devices_are_the_last_fallbacks_and_a_refusal_names_the_fewest(kept
     assert two.effect is four.effect is Effect.NUMERICS
     assert two.execution is four.execution is None
     asked = planned_so(tp=2)
-    assert asked.memory is not None and free.memory is not None
     assert two.required_bytes == asked.memory.required_bytes
     assert two.saves_bytes == free.memory.required_bytes - two.required_bytes > 0
     assert (

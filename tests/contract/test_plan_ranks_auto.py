@@ -30,7 +30,6 @@ def ask(tmp_path: Path) -> Callable[..., PlanAnswer]:
     """Plans on a device that lacks so many bytes of what the model takes on one."""
     what = wide(tmp_path / "model")
     free = planned(what, tmp_path / "cache", **FEW)
-    assert free.memory is not None
     needs = free.memory.required_bytes
 
     def answer(lacks: int, *, what: PlanSubject = what, **more: Any) -> PlanAnswer:

@@ -81,7 +81,6 @@ def test_adapters_alone_are_told_from_the_frozen_weights(tmp_path: Path) -> None
 def test_what_a_step_keeps_is_named_with_its_line(tmp_path: Path) -> None:
     answer = rehearse(tmp_path, "leak.py", steps=5)
     memory = memory_of(answer)
-    assert memory.growth is not None
     assert memory.growth.line == line_of("leak.py", "kept by the graph")
     assert "hidden = model" in memory.growth.code
     batch, width = 32, 64
@@ -93,7 +92,6 @@ def test_what_a_step_keeps_is_named_with_its_line(tmp_path: Path) -> None:
 def test_what_an_evaluation_keeps_of_each_batch_is_named_with_its_line(tmp_path: Path) -> None:
     answer = rehearse(tmp_path, "gathers_logits.py", steps=2)
     kept = memory_of(answer).evaluation_growth
-    assert kept is not None
     assert kept.line == line_of("gathers_logits.py", "kept for all batches") and "kept.append" in kept.code
     assert kept.bytes_per_batch == 4 * 64 * 4096 and kept.batches_left_out == 10 - 4
 
@@ -128,6 +126,5 @@ def test_passes_that_repeat_those_before_them_are_left_out_and_nothing_changes(t
         lines = [{(one.line, one.category): one.bytes for one in of.by_line} for of in (memory, memory_of(few))]
         assert lines[0] == pytest.approx(lines[1], abs=2**20)
         assert memory.by_category.keys() == memory_of(few).by_category.keys()
-        assert answer.work is not None and few.work is not None
         assert answer.work.flops_per_step == 8 * few.work.flops_per_step
         assert answer.work.bytes_per_step == pytest.approx(8 * few.work.bytes_per_step, rel=0.1)

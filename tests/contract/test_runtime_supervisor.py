@@ -130,7 +130,6 @@ def test_an_exception_crosses_with_its_causes(harness):
     harness.start("fault", "fault")
     event = harness.until_exit("fault")
     assert event.evidence.exit_code == ChildStatus.FAULT
-    assert event.result is not None and event.result.error is not None and event.evidence.fault is not None
     assert (event.result.error.code, event.result.error.found) == ("DATA", "found 3")
     assert event.evidence.fault.type_names[0] == "dryfit.settings.errors.DataError"
     assert "builtins.OSError[ENOSPC]" in event.evidence.fault.type_names

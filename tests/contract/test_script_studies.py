@@ -415,7 +415,6 @@ def test_the_example_of_a_loop_is_begun_by_init_and_searched(tmp_path: Path) -> 
     assert [trial.attempts[0].checkpoint_step for trial in trials] == [2, 2]
     assert {"value", "accuracy"} == set(trials[0].reports[0].metrics)
     best = result.summary.best
-    assert best is not None
     left = StudyLayout(file.parent).trial(best.number).best
     assert (left / "state.pt").is_file()
     done = run_here("train", file.parent, "-o", tmp_path / "model", "--json", "--quiet")

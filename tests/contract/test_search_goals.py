@@ -46,7 +46,6 @@ def beaten(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 
 def test_every_goal_is_that_of_the_best_validation(tuned: Tuned) -> None:
-    assert tuned.state.created is not None
     assert [goal.name for goal in tuned.state.created.goals] == ["f1_macro", "loss", "accuracy"]
     assert [trial.outcome for trial in tuned.state.trials] == [Outcome.COMPLETE] * 4
     for trial in tuned.state.trials:

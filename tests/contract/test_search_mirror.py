@@ -305,7 +305,6 @@ time.sleep(600)
 def test_it_dies_with_its_parent(ledger: Ledger) -> None:
     command = [sys.executable, "-c", PARENT, str(ledger.path.parent)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         os.kill(pid, 0)
         parent.kill()

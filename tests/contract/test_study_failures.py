@@ -212,7 +212,6 @@ def test_oom_in_a_validation_takes_fewer_rows_there_and_leaves_training_as_it_is
     first, *others = [request.plan for request in run.supervisor.trained()]
     assert [plan.eval_rows for plan in (first, *others)] == [64, 32, 16]
     assert {plan.model_copy(update={"eval_batch": None}) for plan in others} == {first}
-    assert trial.plan is not None
     assert (trial.plan.eval_batches_taken, trial.plan.fallbacks_taken, trial.plan.misses) == (2, 0, 2)
     failure = ended(run)[0].failure
     assert failure is not None and failure.phase == "evaluate"
@@ -224,7 +223,6 @@ def test_a_validation_of_one_row_that_runs_out_takes_the_fallbacks_of_training(t
     run = instant.run(tmp_path, oom_study(), script=lambda _: instant.Ends(None, OOM_VALIDATING))
     (trial,) = run.state.trials
     plan = trial.plan
-    assert plan is not None
     requests = run.supervisor.trained()
     assert len(requests) == 1 + len(plan.answer.eval_batches) + len(plan.answer.fallbacks)
     assert (plan.eval_batches_left, plan.fallbacks_left) == (0, 0)

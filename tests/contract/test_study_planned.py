@@ -95,7 +95,6 @@ def test_a_trial_is_run_with_what_was_chosen(tmp_path: Path, golden: Golden) -> 
     lines = [event_line(event, run.state) for event in run.events if isinstance(event, TrialPlanned)]
     golden("show", _plan_told(run, 0, tmp_path), table, lines)
     plans = summarise(run.state).plans
-    assert plans is not None
     assert (plans.planned, plans.refused, plans.unknown, plans.observed_over_planned) == (1, 0, 0, 1.0)
 
 
@@ -195,7 +194,6 @@ def test_a_planner_that_crashes_does_so_once_for_a_study(tmp_path: Path) -> None
     plans = plan_totals(run.state)
     assert plans is not None and plans.unknown == 4
     plan = run.state.trials[3].plan
-    assert plan is not None
     assert plan.answer.reasons == ("planner: planning its memory ended without an answer (SIGSEGV)",)
 
 
@@ -296,7 +294,6 @@ def test_real_children_plan_crash_run_out_and_end(tmp_path: Path, monkeypatch: p
     layers = {trial.params["head.layers"] for trial in state.trials}
     assert layers == {1, plan_jobs.CRASHES}
     for trial in state.trials:
-        assert trial.plan is not None
         crashed = trial.params["head.layers"] == plan_jobs.CRASHES
         assert (trial.plan.answer.verdict is VerdictKind.UNKNOWN) == crashed
         assert "SIGSEGV" in trial.plan.answer.reasons[0] if crashed else trial.plan.fallbacks_taken == 1

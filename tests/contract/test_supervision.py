@@ -86,7 +86,6 @@ def test_slurm_leaves_a_study_that_ends_by_itself(place: Path) -> None:
 
 def test_slurms_warning_leaves_time_for_a_checkpoint() -> None:
     warning = re.search(r"--signal=B:USR2@(\d+)", recipe("study.sbatch"))
-    assert warning is not None
     assert int(warning[1]) >= RuntimeSettings().stop_grace_s + SPARE_S
     assert "#SBATCH --requeue" in recipe("study.sbatch")
 

@@ -71,7 +71,6 @@ def test_an_assertion_that_is_met_at_full_speed_is_known_and_its_batch_too(
 ) -> None:
     first = run(harness, tmp_path / "trial", encoder, "first")
     assert classify(first.evidence, first.result).kind is FailureKind.DEVICE_ASSERT
-    assert first.evidence.fault is not None
     assert "at optimizer step 3 of 10" in first.evidence.fault.context
     assert "batch of the split train: 8 row(s): r" in first.evidence.fault.context
 
@@ -81,7 +80,6 @@ def test_the_diagnostic_attempt_knows_the_line(harness: Harness, tmp_path: Path,
     found = run(harness, tmp_path / "trial", encoder, "slow", diagnostic=True)
     assert classify(found.evidence, found.result).kind is FailureKind.DEVICE_ASSERT
     fault = found.evidence.fault
-    assert fault is not None
     # With blocking launches the exception comes out of the very call: the look-up in the embedding.
     assert re.search(r"in embedding\n.*torch\.embedding\(", fault.traceback), fault.traceback
     assert "micro-batch 1 of 1" in fault.context
@@ -106,7 +104,6 @@ def test_a_hung_kernel_is_killed_with_its_stacks_and_the_device_is_free_again(
 def test_want_of_memory_is_known_by_its_type(harness: Harness, tmp_path: Path, encoder: Path) -> None:
     found = run(harness, tmp_path / "trial", encoder, "large")
     assert classify(found.evidence, found.result).kind in (FailureKind.OOM_DEVICE, FailureKind.OOM_NEIGHBOUR)
-    assert found.evidence.fault is not None
     assert found.evidence.fault.type_names[0] == "torch.OutOfMemoryError"
     assert "at optimizer step 3 of 10" in found.evidence.fault.context
 

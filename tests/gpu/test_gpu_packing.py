@@ -118,7 +118,6 @@ def test_a_study_plans_every_trial_and_observes_it(tmp_path: Path, monkeypatch: 
     done = run("tune", tmp_path / "study", "--set", "execution.device=cuda")
     assert done.returncode == 0, done.stderr
     for trial in fold(tmp_path / "study").trials:
-        assert trial.plan is not None
         assert trial.plan.answer.verdict is VerdictKind.FITS, trial.plan.answer.reasons
         assert trial.plan.answer.device.name == torch.cuda.get_device_name(0)
         assert trial.observed is not None and trial.observed.allocated_bytes
@@ -145,7 +144,6 @@ def test_two_trials_side_by_side_on_one_card(tmp_path: Path, precision: str) -> 
     assert done.returncode == 0, done.stderr
     state = fold(tmp_path / "study")
     assert state.counts[Outcome.COMPLETE] == 4
-    assert state.resolved is not None
     assert state.resolved.device == "cuda"
     assert all(attempt.device == "here/0" for trial in state.trials for attempt in trial.attempts)
     assert all(len(trial.attempts) == 1 for trial in state.trials)

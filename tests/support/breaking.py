@@ -76,7 +76,6 @@ def _full_shared_memory(_trial: dryfit.Trial) -> None:
     """Write more shared memory than there is; the kernel gives it out unseen, and ends who touches it."""
     block = shared_memory.SharedMemory(create=True, size=8 * MIB)
     try:
-        assert block.buf is not None
         block.buf[:] = b"x" * len(block.buf)
     finally:
         block.unlink()

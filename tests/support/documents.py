@@ -99,7 +99,6 @@ def is_run(fence: re.Match[str]) -> bool:
 def run_as_written(fence: re.Match[str], folder: Path, *flags: str) -> int:
     """Run a fenced block, Python with some flags; how many commands it had. Each is as written, but on fewer rows."""
     mark = _RUN.fullmatch(fence["mark"])
-    assert mark is not None
     if mark["beside"] is not None:
         lay_beside(ROOT / mark["beside"], folder)
     if fence["language"] == "python":

@@ -245,7 +245,6 @@ def paged(model: str, optimizer: str) -> Any:
 def most_resident_bytes() -> int:
     """The most this program had in memory; ``getrusage`` would count what its parent had before it became this one."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
-    assert found is not None
     return int(found[1]) * 1024
 
 

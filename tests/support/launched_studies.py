@@ -80,7 +80,6 @@ class LaunchedStudy:
     def ends_as(self, alone: Path) -> None:
         """Let it end: every trial once, with the values of the undisturbed study; nothing runs any more."""
         self._hold.unlink()
-        assert self._control is not None
         _, said = self._control.communicate(timeout=DEADLINE_S)
         assert self._control.returncode == ExitStatus.DONE, said
         assert [(one.params, one.value) for one in ends(self.folder)] == [

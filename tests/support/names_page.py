@@ -22,7 +22,6 @@ _HEADS = {Kind.CAUSAL_LM: "decoder with its head", Kind.SEQ2SEQ_LM: "encoder-dec
 def whole_model(name: str) -> tuple[str, PreTrainedModel]:
     """A model of the catalogue on meta, with the pooler or head that belongs to it, and in words what that is."""
     config = catalogue_config(name)
-    assert config is not None
     kind = stored_kind(config)
     if kind in _HEADS:
         return _HEADS[kind], build(partial(make_model, config, kind))

@@ -25,6 +25,5 @@ def profiled_peak_bytes(work: Callable[[], object]) -> int:
             work()
     finally:
         gc.enable()
-    assert seen.profiler is not None and seen.profiler.kineto_results is not None
     events: list[Any] = [one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"]
     return peak_bytes([one.nbytes() for one in sorted(events, key=lambda one: one.start_ns())])

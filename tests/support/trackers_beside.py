@@ -91,13 +91,11 @@ class MlflowServer:
 
     def kill(self) -> None:
         """Kill it: connections are refused."""
-        assert self._process is not None
         self._process.kill()
         self._process.wait()
 
     def freeze(self, seconds: float) -> None:
         """Stop it for a while: connections are taken, and nobody answers until it goes on."""
-        assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         time.sleep(seconds)
         self._process.send_signal(signal.SIGCONT)

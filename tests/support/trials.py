@@ -241,7 +241,6 @@ class Trial:
             result = _apart(request, channel) if self.plan.processes > 1 else train(request, channel)
         finally:
             take_over(self.layout, request.attempt, Job.TRAIN)
-        assert result is not None
         return result.model_copy(update={"peak_rss_bytes": None}), channel
 
     def best_weights(self, name: str = "model.safetensors") -> dict[str, torch.Tensor]:

@@ -87,7 +87,6 @@ def test_the_study_of_a_function(tmp_path):
     assert (config.study.name, config.study.trials, config.study.seed) == ("quadratic", 7, 5)
     assert (config.search.sampler, config.runtime.parallel) == ("random", 2)
     assert [(goal.name, goal.direction) for goal in config.goals] == [("error", "minimize"), ("speed", "maximize")]
-    assert config.objective is not None
     assert config.objective.function == "objectives:quadratic"
     assert SUPPORT in config.objective.paths
     assert config.space["n"][0].choices == (1, 2, 3)

@@ -341,7 +341,6 @@ def draws_panel(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, **environm
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.stderr", stream)
     with watching(quiet=False) as observer:
-        assert observer is not None
         return observer._live is not None
 
 

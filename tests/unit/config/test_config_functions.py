@@ -123,7 +123,6 @@ def test_a_frozen_study_can_be_moved_and_read_again(tmp_path: Path) -> None:
     moved.mkdir()
     (moved / "frozen.toml").write_text(text)
     again = load_study_file(moved / "frozen.toml").config
-    assert again.objective is not None
     assert again.objective.paths == (str(moved), str(moved / "src"), "/opt/code")
     assert again.model_copy(update={"objective": config.objective}) == config
 
@@ -297,7 +296,6 @@ def test_what_is_wrong_for_both(text: str, said: str, use: Use) -> None:
 def test_adapters_are_planned_with_their_task() -> None:
     text = '[study]\ntask = "causal-lm"\n[lora]\nr = 8\n'
     config = load_study_text(text, Path("x.toml"), ("lora.alpha=16",), Use.PLAN).config
-    assert config.lora is not None
     assert (config.lora.r, config.lora.alpha) == (8, 16.0)
 
 

@@ -575,7 +575,6 @@ class Resumed:
         return self.say(Hello(identity=self.identity, **hello))  # type: ignore[arg-type]
 
     def say(self, message: BaseModel) -> list[ChildEvent]:
-        assert self.connection is not None
         self.connection.send(message)
         return self.turn()
 

@@ -13,7 +13,6 @@ from dryfit.parallel.narrow import Narrowing, narrow_config, sizes_changed
 
 def changed(name: str, step: Narrowing, degree: int = 2) -> dict[str, tuple[int, int]]:
     wide = catalogue_config(name)
-    assert wide is not None
     before = wide.to_dict()
     narrow = narrow_config(wide, degree, step)
     assert wide.to_dict() == before

@@ -46,7 +46,6 @@ def climbed(seen: SeenArguments, needs, capacity: float, *, has_eight_bit: bool 
     """Climb on a device of so many GiB."""
     device = SMALL.model_copy(update={"capacity_bytes": max(1, int(capacity * GIB))})
     answer = answer_of(GIB, device, seen=seen)
-    assert answer.memory is not None
     known = answer.memory.model_copy(update={"required_bytes": int(needs(seen.values) * GIB)})
     return Climbed.of(answer.model_copy(update={"memory": known}), needs, has_eight_bit=has_eight_bit)
 
@@ -59,7 +58,6 @@ def memory(values: dict[str, ArgumentValue]) -> float:
 
 
 def said(climbed: Climbed) -> str:
-    assert climbed.best is not None
     return " ".join(climbed.best.words)
 
 
@@ -97,7 +95,6 @@ def test_what_is_on_already_is_not_tried() -> None:
 def test_evaluation_that_does_not_fit_is_made_smaller() -> None:
     seen = seen_arguments(values(batch=1, per_device_eval_batch_size=8))
     answer = answer_of(GIB, SMALL, seen=seen)
-    assert answer.memory is not None
     at = PeakAt(phase=StepPhase.EVALUATE, module="", op="")
     evaluating = answer.model_copy(
         update={"memory": answer.memory.model_copy(update={"peak_at": at}), "verdict": VerdictKind.REFUSED}

@@ -65,7 +65,6 @@ def test_where_memory_is_linear_a_few_values_are_enough(own: int, capacity: int)
 
 def test_a_script_that_fails_at_larger_values_does_not_run_out_of_memory_there() -> None:
     seen = searched(8, lambda value: value * GIB // 4 if value <= 33 else None, 24 * GIB)
-    assert seen.largest is not None and seen.following is not None
     assert (seen.largest.value, seen.following.value, seen.following.end) == (33, 34, ValueEnd.UNKNOWN)
     assert not seen.is_known and seen.following.reason == "ValueError"
 

@@ -197,7 +197,6 @@ def test_hours_are_those_of_the_mildest_way_to_fit_of_each_combination() -> None
     cells = (cell(128, 8, short), cell(128, 8, slower, checkpointing=True), cell(256, 8, long))
     plan = space(*cells, cell(512, 8, answer(VerdictKind.REFUSED, plan=memory())), price="0.50USD")
     assert plan.hours == Interval(estimate=2.0, low=0.5, high=6.0)
-    assert plan.cost is not None
     assert (plan.cost.estimate, plan.cost.low, plan.cost.high) == (20.0, 5.0, 60.0)
     assert any("20 trials one after the other" in line and "5.00 to 60.00 USD" in line for line in space_lines(plan))
     unknown = space(cell(128, 8, short), cell(256, 8, timed(VerdictKind.FITS, None)), price="0.50USD")

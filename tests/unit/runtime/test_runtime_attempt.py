@@ -191,7 +191,6 @@ def test_an_exception_that_cannot_say_what_it_is_is_told_by_its_class(harness):
     harness.start("wordless", "wordless")
     event = harness.until_exit("wordless")
     assert event.evidence.exit_code == ChildStatus.FAULT
-    assert event.evidence.fault is not None
     assert event.evidence.fault.type_names[0].endswith("WordlessError")
     assert event.evidence.fault.message == "(its message could not be made: RuntimeError)"
     assert classify(event.evidence, event.result).kind is FailureKind.USER_CODE
@@ -201,7 +200,6 @@ def test_a_message_that_is_no_text_crosses_all_the_same(harness):
     harness.start("no text", "no text")
     event = harness.until_exit("no text")
     assert classify(event.evidence, event.result).kind is FailureKind.DATA
-    assert event.result is not None and event.result.error is not None
     assert event.result.error.doing == "reading posts-\\udcff.jsonl"
 
 
@@ -209,7 +207,6 @@ def test_an_error_while_cleaning_up_does_not_hide_the_first(harness):
     """Python chains them; both cross, and the first is told where the second began."""
     harness.start("clean-up", "clean-up")
     fault = harness.until_exit("clean-up").evidence.fault
-    assert fault is not None
     assert {"builtins.OSError", "builtins.KeyError"} <= set(fault.type_names)
     assert fault.traceback.index("the first error") < fault.traceback.index("the clean-up's own")
 

@@ -30,7 +30,6 @@ def devices(nvml: FakeNvml, *, ours: tuple[int, ...] = (OURS,), alive: tuple[int
 def test_a_look_says_how_much_and_whose() -> None:
     board = Board("GPU-a", processes={OURS: 3 * GIB, OTHER: 5 * GIB}, extra=GIB)
     look = devices(FakeNvml(board)).look("0")
-    assert look is not None
     assert (look.total_bytes, look.used_bytes) == (24 * GIB - GIB // 2, 9 * GIB)
     assert {one.pid: one.owner for one in look.processes} == {OURS: ProcessOwner.OURS, OTHER: ProcessOwner.OTHER}
     assert look.neighbour_bytes(3 * GIB, ours=True) == 6 * GIB
@@ -39,7 +38,6 @@ def test_a_look_says_how_much_and_whose() -> None:
 
 def test_an_older_driver_counts_what_it_keeps_as_used() -> None:
     look = devices(FakeNvml(Board("GPU-a"), old=True, errors=None)).look("0")
-    assert look is not None
     assert (look.total_bytes, look.used_bytes, look.memory_errors) == (24 * GIB, GIB // 2, None)
     assert look.free_bytes == 24 * GIB - GIB // 2
 
@@ -71,7 +69,6 @@ def test_cuda_may_count_devices_in_another_order() -> None:
     found = devices(nvml)
     found.set_uuids({"0": "fast", "1": "slow"})
     first, second = found.look("0"), found.look("1")
-    assert first is not None and second is not None
     assert (first.total_bytes, second.total_bytes) == (80 * GIB - GIB // 2, 8 * GIB - GIB // 2)
 
 
@@ -83,7 +80,6 @@ def test_memory_of_ours_that_is_gone_is_told_from_a_neighbours() -> None:
     ours.clear()
     alive.remove(OURS)
     look = found.look("0")
-    assert look is not None
     assert {one.pid: one.owner for one in look.processes} == {
         OURS: ProcessOwner.GONE,
         OTHER: ProcessOwner.OTHER,

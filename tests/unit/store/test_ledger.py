@@ -188,7 +188,6 @@ def test_one_writer_at_a_time_and_the_lock_dies_with_its_process(tmp_path: Path)
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
     try:
-        assert holder.stdout is not None
         holder.stdout.readline()
         assert lock_owner(path) == holder.pid
         with pytest.raises(StudyBusyError, match=str(holder.pid)), StudyLock(path):

@@ -67,7 +67,6 @@ def test_the_best_trial_follows_the_direction_and_the_earlier_of_equals_wins() -
         for number, value in enumerate(ends):
             events += [asked(number), finished(number, Outcome.COMPLETE, value)]
         state = fold(*events)
-        assert state.best is not None
         assert state.best.number == expected
         assert state.finished_since_best == len(ends) - 1 - expected
 
@@ -149,7 +148,6 @@ def test_a_plan_is_kept_and_shared_by_its_key() -> None:
     planned = TrialPlanned(number=0, key="k", answer=ANSWER)
     state = fold(created(), opened(), asked(0), planned, asked(1), TrialPlanned(number=1, key="k"))
     first, second = (trial.plan for trial in state.trials)
-    assert first is not None and second is not None
     assert first.answer == second.answer == ANSWER
     assert EVENT.validate_json(planned.model_dump_json()) == planned
     with pytest.raises(LedgerError, match="no earlier event has a plan with key x"):
@@ -161,14 +159,11 @@ def test_each_step_down_takes_the_next_fallback_and_a_new_plan_begins_anew() -> 
     events: list[Event] = [created(), opened(), asked(0), planned]
     for taken, rows in enumerate((8, 4, 2)):
         plan = fold(*events).trials[0].plan
-        assert plan is not None and plan.execution is not None
         assert (plan.execution.micro_batch, plan.fallbacks_left, plan.misses) == (rows, 2 - taken, taken)
         events += ran_out(0, taken + 1, Action.FALLBACK)
     again = fold(*events, TrialPlanned(number=0, key="other", answer=ANSWER)).trials[0].plan
-    assert again is not None
     assert (again.fallbacks_taken, again.misses) == (0, 0)
     last = fold(*events[:-2], *ran_out(0, 3, Action.GIVE_UP)).trials[0].plan
-    assert last is not None
     assert (last.fallbacks_taken, last.misses) == (2, 3)
 
 
@@ -178,7 +173,6 @@ def test_a_validation_that_runs_out_takes_the_next_validation_batch_and_no_fallb
     seen: list[tuple[int, int, int]] = []
     for attempt, phase in enumerate(("evaluate", "train", "evaluate", "evaluate", "evaluate"), start=1):
         plan = fold(*events).trials[0].plan
-        assert plan is not None and plan.execution is not None
         seen.append((plan.execution.micro_batch, plan.execution.eval_rows, plan.left_after("evaluate")))
         placed, over = ran_out(0, attempt, Action.FALLBACK)
         assert isinstance(over, AttemptEnded) and over.failure is not None

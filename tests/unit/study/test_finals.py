@@ -76,7 +76,6 @@ def test_a_device_that_runs_out_of_memory_gets_the_next_fallback_of_the_trials_p
 
 def test_a_run_begins_with_the_fallback_that_its_trial_came_to(tmp_path: Path) -> None:
     study, trial = planned_too_low(tmp_path)
-    assert trial.plan is not None
     trial.plan.fallbacks_taken = 2
     work, asked, _ = work_on(study, trial)
     assert [one.training.plan.micro_batch for one in asked] == [4]

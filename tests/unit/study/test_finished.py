@@ -52,7 +52,6 @@ def test_a_study_that_is_done(tmp_path: Path, end: str) -> None:
     layout = write(tmp_path / "study", end=end)
     before = layout.ledger.read_bytes()
     found = finished(config_of(layout.folder), layout)
-    assert found is not None
     assert (found.end, found.layout, found.state.counts[Outcome.COMPLETE]) == (End(end), layout, 1)
     assert layout.ledger.read_bytes() == before
     assert sorted(path.name for path in layout.folder.iterdir()) == [
@@ -112,7 +111,6 @@ def test_rows_that_were_touched(tmp_path: Path, change: Callable[[Path], None], 
 
 def ledgers_began_s(layout: StudyLayout) -> float:
     found = finished(config_of(layout.folder), layout)
-    assert found is not None
     return found.state.sessions[-1].opened_at_s
 
 

@@ -295,19 +295,15 @@ def test_whatever_plans_say_the_study_ends(
 def test_results_become_ends() -> None:
     trial = study(None).trials[0]
     done = finish_trial(trial, TrainResult(value=0.7, best=1, steps=9))
-    assert done is not None
     assert (done.outcome, done.value, done.best) == (C, 0.7, 1)
     early = finish_trial(trial, TrainResult(value=0.7, best=0, steps=9, stopped_by=StopReason.EARLY_STOPPING))
-    assert early is not None
     assert (early.outcome, early.reason) == (C, "early stopping")
     pruned = finish_trial(trial, TrainResult(value=0.7, best=0, steps=9, stopped_by=StopReason.VERDICT))
-    assert pruned is not None
     assert (pruned.outcome, pruned.value) == (P, None)
     for reason in (StopReason.REQUEST, StopReason.SIGTERM):
         assert finish_trial(trial, TrainResult(value=0.7, best=0, steps=9, stopped_by=reason)) is None
     for nothing in (None, float("nan")):
         lost = finish_trial(trial, TrainResult(value=nothing, best=None, steps=9))
-        assert lost is not None
         assert lost.outcome is P
 
 
@@ -316,7 +312,6 @@ def test_folds_go_with_the_end_of_their_trial() -> None:
     folds = tuple(FoldScore(value, (), 4, steps, 9) for value, steps in ((0.5, 9), (0.7, 5), (0.6, 9)))
     early = TrainResult(value=0.6, best=None, steps=23, folds=folds, stopped_by=StopReason.EARLY_STOPPING)
     done = finish_trial(trial, early)
-    assert done is not None
     assert (done.outcome, done.folds, done.best, done.steps) == (C, folds, None, 23)
     assert done.reason == "early stopping in 1 of 3 folds"
     pruned = finish_trial(

@@ -503,7 +503,6 @@ def test_each_trial_is_planned_for_every_kind_and_runs_by_the_plan_of_its_own(be
         kind, choice = placed_by(done)[trial.number]
         assert kind == names[trial.attempts[-1].place], "its plan is that of the device that it got"
         plan, train = bodies[trial.number].plan, bodies[trial.number].config.settings.train
-        assert choice is not None
         assert (plan.micro_batch, plan.checkpointing) == (choice.micro_batch, choice.checkpointing)
         used = plan_jobs.needs(plan.micro_batch, train.max_length, checkpointing=plan.checkpointing)
         assert used <= (NEED if kind == "small" else 4 * NEED), "it fits the device it runs on"

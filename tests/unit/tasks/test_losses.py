@@ -129,7 +129,6 @@ def test_each_class_of_several_has_the_same_share(balance: str) -> None:
     """A rare class is heard as much as a common one: over all training rows the weights of each add up to the same."""
     present = torch.tensor([COUNTS[label] for label in range(3)], dtype=torch.float64)
     weights = class_weights(torch.stack([ROWS - present, present], dim=1), LossSettings(class_balance=balance))
-    assert weights is not None
     assert (weights[:, 0] * (ROWS - present) + weights[:, 1] * present).tolist() == pytest.approx([ROWS] * 3)
     assert bool((weights[1:, 1] > weights[1:, 0]).all())  # those that are rarer than their absence
 
@@ -145,7 +144,6 @@ def test_class_weights_are_those_scikit_learn_calls_balanced() -> None:
     labels = [0] * 70 + [1] * 20 + [2] * 10
     want = compute_class_weight("balanced", classes=np.arange(3), y=labels)
     found = class_weights(torch.tensor([70.0, 20.0, 10.0]).double(), LossSettings(class_balance="weighted"))
-    assert found is not None
     assert found.tolist() == pytest.approx(want.tolist(), rel=1e-14)
 
 
@@ -153,7 +151,6 @@ def test_class_weights_are_those_scikit_learn_calls_balanced() -> None:
 def test_effective_weights_lie_between_none_and_inverse_frequencies(beta: float) -> None:
     counts = torch.tensor([70.0, 20.0, 10.0]).double()
     found = class_weights(counts, LossSettings(class_balance="effective", effective_beta=beta))
-    assert found is not None
     ratio = float(found[2] / found[0])
     assert ratio == pytest.approx({0.0: 1.0, 0.9: (1 - 0.9**70) / (1 - 0.9**10), 0.999999999: 7.0}[beta], rel=1e-6)
     assert float((found * counts).sum()) == pytest.approx(100)
@@ -162,7 +159,6 @@ def test_effective_weights_lie_between_none_and_inverse_frequencies(beta: float)
 def test_a_class_without_rows_weighs_nothing() -> None:
     for balance in ("weighted", "effective"):
         found = class_weights(torch.tensor([5.0, 0.0]).double(), LossSettings(class_balance=balance))
-        assert found is not None
         assert found.tolist() == [1, 0]
 
 

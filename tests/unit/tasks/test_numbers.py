@@ -46,7 +46,6 @@ def valued(baselines: list[Baseline], metric: str) -> dict[str, float]:
     values: dict[str, float] = {}
     for one in baselines:
         found = row_metric(metric, one.scored()[0])
-        assert found is not None
         values[one.name] = found.value
     return values
 
@@ -373,7 +372,6 @@ def test_metrics_of_weighted_rows_are_those_of_repeated_rows(ties: bool) -> None
     want = number_metrics(said[again], right[again])
     for name, value in want.items():
         metric = row_metric(name, scored(said, right))
-        assert metric is not None
         assert metric.of(weights[None].astype(float))[0] == pytest.approx(value, rel=1e-9), name
         assert metric.value == pytest.approx(number_metrics(said, right)[name], rel=1e-9), name
 

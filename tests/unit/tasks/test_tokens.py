@@ -30,7 +30,6 @@ def test_tokens_are_the_tokenizers_own(tmp_path: Path) -> None:
         want = tokenizer(row.criterion, row.text, truncation="only_second", max_length=20)
         start, end = tokens.starts_R[index], tokens.starts_R[index + 1]
         assert tokens.ids_T[start:end].tolist() == want["input_ids"]
-        assert tokens.types_T is not None
         assert tokens.types_T[start:end].tolist() == want["token_type_ids"]
     assert tokens.lengths_R.max() == 20
     assert tokens.labels_R.tolist() == [row.label for row in splits["train"]]
@@ -62,7 +61,6 @@ def test_cache_keeps_everything_and_no_text(tmp_path: Path) -> None:
     save_tokens(folder, tokens)
     save_tokens(folder, tokens)  # a second process with the same content
     found = load_tokens(folder)
-    assert found is not None
     assert (found.pad_id, found.cls_last) == (tokens.pad_id, tokens.cls_last)
     for name, want in tokens.splits.items():
         have = found.splits[name]
@@ -133,7 +131,6 @@ def test_ids_of_rows_are_kept_beside_the_tokens_and_read_for_messages_only(tmp_p
     folder = tmp_path / "cache" / "key"
     save_tokens(folder, tokens)
     found = load_tokens(folder)
-    assert found is not None
     assert tokens.splits["validation"].names_of([0, 19]) == ("r40", "r59")
     assert found.splits["validation"].names_of([0, 19]) == ("r40", "r59")
     assert found.splits["train"].names_of([39, 40, -1]) == ("r39", "row 40", "row -1")

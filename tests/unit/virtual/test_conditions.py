@@ -47,7 +47,6 @@ def function(folder: Path, body: str) -> Callable[[Any], Any]:
     file = folder / "asks.py"
     file.write_text("import sys\n\ndef ask(x):\n" + "".join(f"    {line}\n" for line in body.splitlines()))
     spec = importlib.util.spec_from_file_location("asks", file)
-    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.ask

@@ -90,7 +90,6 @@ def train(folder: Path, kind: type[Watched] = Watched, **arguments: Any) -> dict
         )
         trainer.train()
         largest = short.largest_batch
-        assert largest is not None
         return {"told": trainer.told, "largest": largest.model_dump(mode="json"), "notes": short.notes}
 
     return in_fork(run)
@@ -193,7 +192,6 @@ def test_a_loop_of_accelerate(dispatched: bool):
         except RehearsalDone:
             told.append("stopped")
         largest = short.largest_batch
-        assert largest is not None
         assert largest.shapes["input_ids"] == (2, LONGEST)
         return told
 
