@@ -50,7 +50,7 @@ def held(folder: Path, what: str, *arguments: str | Path) -> dict[str, int]:
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("name", list(CASES)[::2])
+@pytest.mark.parametrize("name", list(CASES))
 def test_the_trainer_takes_what_the_plan_says_but_for_listed_operators(tmp_path: Path, name: str) -> None:
     architecture, precision, optimizer, *flags = CASES[name].split()
     case = tmp_path / "case.json"

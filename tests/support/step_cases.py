@@ -1,18 +1,15 @@
-"""Small models' training steps that two routes measure: configurations by a text, and the plan of each."""
+"""Small models' training steps that two routes measure: configurations by a text."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from transformers import AutoConfig
 
 from dryfit.settings.choices import BaseFormat, BuiltInTask
-from dryfit.settings.execution import ExecutionChoice, MemoryPlan, PlanSubject
+from dryfit.settings.execution import ExecutionChoice, PlanSubject
 from dryfit.settings.memory_terms import Allocator, OptimizerImpl
 from dryfit.settings.plan_messages import MemoryCase
 from dryfit.settings.tables import LoraSettings, TrialSettings
-from rehearsed import device
 
 ENCODER = {
     "hidden_size": 256,
@@ -52,23 +49,6 @@ CASES = {
     "qwen2 fp16 adapters checkpointing": "qwen2 fp16 adamw:foreach lora ckpt",
     "llama fp32 checkpointing": "llama fp32 adamw:fused ckpt",
 }
-PLANNED = """
-import sys
-from pathlib import Path
-import torch
-from dryfit.settings.plan_messages import MemoryCase
-from dryfit.settings.memory_terms import DeviceSpec
-from dryfit.training.calibrate import planned
-from dryfit.gpu.allocator_settings import AllocatorSettings
-from dryfit.gpu.constants import device_constants
-from dryfit.plans.estimate import Device
-torch.set_num_threads(1)
-case = MemoryCase.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
-spec = DeviceSpec.model_validate_json(sys.argv[2])
-settings = AllocatorSettings.of(case.allocator)
-plan, _ = planned(case, Device(spec, device_constants(spec, torch.__version__), settings, torch.__version__))
-Path(sys.argv[3]).write_text(plan.model_dump_json(), encoding="utf-8")
-"""
 
 
 def case_of(folder: Path, text: str) -> MemoryCase:
@@ -103,14 +83,3 @@ def case_of(folder: Path, text: str) -> MemoryCase:
         reentrant="ckpt-reentrant" in flags,
         allocator=Allocator.NATIVE,
     )
-
-
-def planned(folder: Path, case: Path) -> MemoryPlan:
-    """The plan of a case, made in a process of its own."""
-    spec = device().model_dump_json()
-    script = folder / "planned.py"
-    script.write_text(PLANNED, encoding="utf-8")
-    command = [sys.executable, str(script), str(case), spec, str(folder / "plan.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return MemoryPlan.model_validate_json((folder / "plan.json").read_text(encoding="utf-8"))
