@@ -40,11 +40,7 @@ CURVES = st.lists(st.lists(st.none() | VALUES, min_size=1, max_size=10), min_siz
 
 
 def compare_runs(
-    search: SearchSettings,
-    direction: Direction,
-    pruner: BasePruner,
-    curves: Reports,
-    most_reports: int = 10,
+    search: SearchSettings, direction: Direction, pruner: BasePruner, curves: Reports, most_reports: int = 10
 ) -> None:
     first_step = 0 if search.deciding_pruner in ("median", "percentile") else 1
     study = optuna.create_study(study_name="dryfit-throw-away:toy", direction=direction.value, pruner=pruner)
@@ -88,88 +84,37 @@ def compare_runs(
         history.append(TrialRecord(number, {}, {}, outcome, final, record.reports, record.system_attrs))
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(340), deadline=None)
 @given(
     curves=CURVES,
     direction=st.sampled_from(list(Direction)),
+    of=st.sampled_from(["median", "percentile", "asha", "hyperband"]),
+    patience=st.none() | st.integers(0, 3),
+    min_delta=st.sampled_from([0.0, 0.5, 3.0]),
     warmup=st.integers(0, 2),
-    reduction=st.integers(2, 4),
-)
-def test_asha(curves: Reports, direction: Direction, warmup: int, reduction: int) -> None:
-    options = {"pruner": "asha", "warmup_reports": warmup, "reduction": reduction}
-    search = SearchSettings.model_validate_json(json.dumps(options))
-    pruner = SuccessiveHalvingPruner(min_resource=warmup + 1, reduction_factor=reduction)
-    compare_runs(search, direction, pruner, curves)
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(curves=CURVES, direction=st.sampled_from(list(Direction)), warmup=st.integers(0, 2), startup=st.integers(0, 4))
-def test_median(curves: Reports, direction: Direction, warmup: int, startup: int) -> None:
-    options = {"pruner": "median", "warmup_reports": warmup, "pruner_startup_trials": startup}
-    search = SearchSettings.model_validate_json(json.dumps(options))
-    compare_runs(search, direction, MedianPruner(n_startup_trials=startup, n_warmup_steps=warmup), curves)
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(
-    curves=CURVES,
-    direction=st.sampled_from(list(Direction)),
+    number=st.integers(0, 4),
     percentile=st.sampled_from([0.0, 25.0, 33.3, 50.0, 66.7, 100.0]),
-    startup=st.integers(0, 3),
-)
-def test_percentile(curves: Reports, direction: Direction, percentile: float, startup: int) -> None:
-    options = {"pruner": "percentile", "percentile": percentile, "pruner_startup_trials": startup}
-    search = SearchSettings.model_validate_json(json.dumps(options))
-    compare_runs(search, direction, PercentilePruner(percentile, startup, n_warmup_steps=1), curves)
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(
-    curves=CURVES,
-    direction=st.sampled_from(list(Direction)),
-    warmup=st.integers(0, 2),
-    reduction=st.integers(2, 4),
     most=st.integers(1, 12) | st.sampled_from([16, 27, 125, 1000]),
 )
-def test_hyperband(curves: Reports, direction: Direction, warmup: int, reduction: int, most: int) -> None:
-    options = {"pruner": "hyperband", "warmup_reports": warmup, "reduction": reduction}
-    search = SearchSettings.model_validate_json(json.dumps(options))
-    pruner = HyperbandPruner(min_resource=warmup + 1, max_resource=most, reduction_factor=reduction)
-    compare_runs(search, direction, pruner, curves, most_reports=most)
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(
-    curves=CURVES,
-    direction=st.sampled_from(list(Direction)),
-    patience=st.integers(0, 3),
-    min_delta=st.sampled_from([0.0, 0.5, 3.0]),
-    behind=st.sampled_from(["median", "percentile", "asha", "hyperband"]),
-    warmup=st.integers(0, 2),
-    number=st.integers(2, 4),
-)
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-def test_patient(
-    curves: Reports,
-    direction: Direction,
-    patience: int,
-    min_delta: float,
-    behind: str,
-    warmup: int,
-    number: int,
-) -> None:
-    """``number`` is the startup trials of the median and the percentile, or the reduction of the others."""
-    options = {"pruner": "patient", "patient_of": behind, "patience_reports": patience, "min_delta": min_delta}
-    counts = behind in ("median", "percentile")
-    numbers = {"warmup_reports": warmup, "pruner_startup_trials" if counts else "reduction": number}
-    search = SearchSettings.model_validate_json(json.dumps(options | numbers))
+def test_each_pruner(curves, direction, of, patience, min_delta, warmup, number, percentile, most) -> None:
+    """Alone and behind a patient one; ``number`` is the startup trials of the first two, or decides the reduction."""
+    reduction = 2 + number % 3
+    options: dict[str, object] = {"pruner": of, "warmup_reports": warmup}
+    options |= {"pruner_startup_trials": number} if of in ("median", "percentile") else {"reduction": reduction}
+    options |= {"percentile": percentile} if of == "percentile" else {}
     inner: dict[str, BasePruner] = {
         "median": MedianPruner(n_startup_trials=number, n_warmup_steps=warmup),
-        "percentile": PercentilePruner(25.0, n_startup_trials=number, n_warmup_steps=warmup),
-        "asha": SuccessiveHalvingPruner(min_resource=warmup + 1, reduction_factor=number),
-        "hyperband": HyperbandPruner(min_resource=warmup + 1, max_resource=10, reduction_factor=number),
+        "percentile": PercentilePruner(percentile, n_startup_trials=number, n_warmup_steps=warmup),
+        "asha": SuccessiveHalvingPruner(min_resource=warmup + 1, reduction_factor=reduction),
+        "hyperband": HyperbandPruner(min_resource=warmup + 1, max_resource=most, reduction_factor=reduction),
     }
-    compare_runs(search, direction, PatientPruner(inner[behind], patience=patience, min_delta=min_delta), curves)
+    pruner = inner[of]
+    if patience is not None:
+        options |= {"pruner": "patient", "patient_of": of, "patience_reports": patience, "min_delta": min_delta}
+        pruner = PatientPruner(pruner, patience=patience, min_delta=min_delta)
+    search = SearchSettings.model_validate_json(json.dumps(options))
+    compare_runs(search, direction, pruner, curves, most_reports=most if of == "hyperband" else 10)
 
 
 def test_hyperband_deals_trials_out_to_brackets_that_differ() -> None:
@@ -274,9 +219,7 @@ WARM_VALUES = st.one_of(st.floats(-10, 10), st.sampled_from([0.0, 1.0, float("na
     reduction=st.integers(2, 4),
     brackets=st.booleans(),
 )
-def test_rungs_among_trials_that_run_side_by_side(
-    reports: list[tuple[int, float, bool]], direction: Direction, reduction: int, brackets: bool
-) -> None:
+def test_rungs_among_trials_that_run_side_by_side(reports, direction, reduction, brackets) -> None:
     """As in one Optuna study that lives all along: six trials report in turn, and some end between."""
     options = {"pruner": "hyperband" if brackets else "asha", "warmup_reports": 0, "reduction": reduction}
     search = SearchSettings.model_validate_json(json.dumps(options))

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from dryfit.ledger.state import History
 from dryfit.search.history_view import best_spread
 from dryfit.search.samplers import SamplerInput, Suggestion, TpeMemory, suggest, suggest_at
-from dryfit.search.space import SmallestPoints, Space, enqueued_points
+from dryfit.search.space import SmallestPoints, Space
 from dryfit.settings.choices import Direction
 from dryfit.settings.memory_key import FEWER_IS_LESS, IRRELEVANT, MORE_IS_LESS, NEUTRAL, SET_OR_UNSET
 from dryfit.settings.study_file import SamplerName, SearchSettings, StudyConfig
 from dryfit.settings.study_file_text import SEARCHABLE
-from dryfit.settings.tables import LoraSettings, TrialSettings
+from dryfit.settings.tables import LoraSettings
 from dryfit.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
 
 LR_AND_DECAY = {"optim.lr": {"low": 1e-6, "high": 1.0, "log": True}, "optim.weight_decay": {"low": 0.0, "high": 1.0}}
@@ -140,42 +140,6 @@ def test_odd_values_break_nothing(value: float | None, goals: int, sampler: Samp
     odd = settings(sampler=sampler, **({"population_size": 4} if sampler is SamplerName.NSGA2 else {}))
     chosen = ask(made, history, odd, directions=(Direction.MINIMIZE,) * goals)
     assert all(made.cases(name)[0].contains(value) for name, value in chosen.params.items())
-
-
-def test_defaults_first_where_the_space_allows() -> None:
-    made = space(
-        {"optim.lr": {"low": 1e-6, "high": 1e-3}, "train.epochs": [5, 7], "regularization.dropout": [0.1, 0.2]}
-    )
-    config = StudyConfig()
-
-    def asked(number: int) -> dict[str, Scalar]:
-        return ask(made, [], settings(), number=number, points=enqueued_points(made, config, number)).params
-
-    assert asked(0)["optim.lr"] == TrialSettings().optim.lr
-    assert asked(0)["train.epochs"] in (5, 7)
-    assert asked(0)["regularization.dropout"] in (0.1, 0.2)
-    assert asked(1)["optim.lr"] != TrialSettings().optim.lr
-    config = StudyConfig(search=settings())
-    assert asked(0)["optim.lr"] != TrialSettings().optim.lr
-
-
-def test_batch_sizes_follow_the_model() -> None:
-    sizes = {"small": [8, 16], "large": [2, 4]}
-    cases = [{"choices": choices, "when": {"model.name": name}} for name, choices in sizes.items()]
-    made = space({"train.batch_size": cases, "model.name": ["small", "large", "huge"], "optim.lr": [0.1, 0.2]})
-    for sampler in IN_PROCESS:
-        history: list[TrialRecord] = []
-        for number in range(40):
-            point = ask(made, history, settings(sampler=sampler))
-            name = point.params["model.name"]
-            assert isinstance(name, str)
-            if name == "huge":
-                assert "train.batch_size" not in point.params
-            else:
-                assert point.params["train.batch_size"] in sizes[name]
-                assert f"train.batch_size#{list(sizes).index(name)}" in point.internal
-            history.append(finished(number, point, float(number % 7)))
-        assert {record.params["model.name"] for record in history} == {"small", "large", "huge"}
 
 
 def test_a_widened_range_still_learns_from_old_trials() -> None:
