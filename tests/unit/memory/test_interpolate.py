@@ -42,18 +42,13 @@ def test_large_sizes_are_exact_too():
     assert found.at(shape) == in_canonical_order(tracer.trace(SegmentKind.MICRO_FIRST, Variant(), shape))
 
 
-def test_within_one_length_two_traces_do():
-    tracer = ToyTracer()
-    found = fit(ROWS, traces(tracer, ROWS))
-    assert found.at(Shape(9, 512)) == in_canonical_order(
-        tracer.trace(SegmentKind.MICRO_FIRST, Variant(), Shape(9, 512))
-    )
-    assert found.at(Shape(9, 504)) is None
-
-
 @pytest.mark.parametrize("shape", [Shape(1, 512), Shape(64, 100), Shape(97, 128), Shape(16, 520), Shape(6, 512)])
 def test_a_fit_is_silent_outside_of_its_regime_and_above_its_nodes(shape):
     assert fit(GRID, traces(ToyTracer(), GRID)).at(shape) is None
+
+
+def test_a_fit_of_one_length_is_silent_for_another():
+    assert fit(ROWS, traces(ToyTracer(), ROWS)).at(Shape(9, 504)) is None
 
 
 def test_a_law_that_is_no_polynomial_is_refused():

@@ -341,13 +341,6 @@ def test_a_fallback_that_cannot_be_traced_is_left_out():
     assert any("toy.py:7" in reason for reason in refused.reasons)
 
 
-def test_varying_lengths_may_only_add():
-    lengths = Lengths.of(512, range(24, 520, 8))
-    plain, varied = planned(8192), planned(8192, replace(TRIAL, lengths=lengths))
-    assert varied.memory.required_bytes >= plain.memory.required_bytes
-    assert varied.memory.fragmented_bytes >= plain.memory.fragmented_bytes
-
-
 def test_a_loss_in_chunks_is_a_fallback_where_it_takes_time():
     trial = replace(TRIAL, cannot_chunk=None)
     stages = fallback_stages(trial, ExecutionSettings(), asked := execution_asked(trial, ExecutionSettings()))
@@ -389,11 +382,6 @@ def test_a_loss_in_chunks_is_as_asked_where_it_takes_none():
 def test_a_wish_that_cannot_be_met_is_an_error(execution, word):
     with pytest.raises(ConfigError, match=word):
         planned(8192, replace(TRIAL, cannot_checkpoint="it has no layers"), execution)
-
-
-def test_a_model_that_cannot_recompute_is_not_asked_to():
-    found = planned(1000, replace(TRIAL, cannot_checkpoint="it has no layers"))
-    assert not any(fallback.execution.checkpointing for fallback in found.ladder)
 
 
 def test_halvings_end_with_one_row():

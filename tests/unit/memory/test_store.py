@@ -23,6 +23,12 @@ from planning import MIB, ToyTracer
 
 SHAPE = Shape(4, 64)
 PLACE = ("toy", SegmentKind.MICRO_FIRST, Variant(), SHAPE)
+DEVICE = Device(
+    DeviceSpec(name="x", capacity_bytes=2**34),
+    DeviceConstants(0, 0, Confidence.UNCALIBRATED),
+    AllocatorSettings(),
+    torch="2.13.0",
+)
 PLAN = FitPlan((8, 24), (512,), (Shape(16, 512),))
 
 
@@ -163,13 +169,7 @@ def test_code_is_known_by_its_names_and_content(tmp_path):
 
 def test_a_plan_is_found_by_its_question(store):
     source = SegmentSource(ToyTracer())
-    device = Device(
-        DeviceSpec(name="x", capacity_bytes=2**34),
-        DeviceConstants(0, 0, Confidence.UNCALIBRATED),
-        AllocatorSettings(),
-        torch="2.13.0",
-    )
-    plan = estimate(source, Work(Variant(), 8, 4, 16, Lengths(64)), device)
+    plan = estimate(source, Work(Variant(), 8, 4, 16, Lengths(64)), DEVICE)
     assert store.plan("what fits?") is None
     store.put_plan(plan, "what fits?")
     assert store.plan("what fits?") == plan
@@ -349,14 +349,8 @@ def test_the_model_at_hand_is_traced():
 
 def test_a_plan_is_made_once(tmp_path):
     work = Work(Variant(), 8, 4, 16, Lengths.of(256, range(24, 200)))
-    device = Device(
-        DeviceSpec(name="x", capacity_bytes=2**34),
-        DeviceConstants(0, 0, Confidence.UNCALIBRATED),
-        AllocatorSettings(),
-        torch="2.13.0",
-    )
 
-    def planned(key, device=device):
+    def planned(key, device=DEVICE):
         source = SegmentSource(ToyTracer(key=key), TraceStore(tmp_path))
         return with_fragmentation(estimate(source, work, device), source, work, device, seed=0), source.traced
 
@@ -365,9 +359,9 @@ def test_a_plan_is_made_once(tmp_path):
     files = len(list(tmp_path.iterdir()))
     assert planned("toy") == (first, 0)
     assert len(list(tmp_path.iterdir())) == files
-    planned("toy", replace(device, spec=DeviceSpec(name="y", capacity_bytes=2**35)))
+    planned("toy", replace(DEVICE, spec=DeviceSpec(name="y", capacity_bytes=2**35)))
     assert len(list(tmp_path.iterdir())) == files  # the device's size decides nothing here
-    planned("toy", replace(device, allocator=AllocatorSettings(expandable_segments=True)))
+    planned("toy", replace(DEVICE, allocator=AllocatorSettings(expandable_segments=True)))
     assert len(list(tmp_path.iterdir())) == files + 2
 
 

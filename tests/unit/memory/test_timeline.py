@@ -31,40 +31,6 @@ def whole_run(workspace_bytes=0):
     return compose(parts, workspace_bytes=workspace_bytes)
 
 
-def test_named_blocks_are_one_storage_in_all_segments():
-    run = whole_run()
-    left = {}
-    for block, delta in zip(run.blocks.tolist(), run.deltas.tolist(), strict=True):
-        left[block] = left.get(block, 0) + delta
-        assert left[block] in (0, delta)  # taken once, freed whole
-    # Two weights and two states of each: nothing else outlives the run.
-    assert sorted(size for size in left.values() if size) == [4 * MIB] * 6
-
-
-def test_the_peak_is_where_it_is_by_hand():
-    peak = whole_run().peak()
-    # Second step, backward of layer 0 in the second micro-batch, whose gradient comes beside the first's.
-    gradients = 3 * 4 * MIB
-    assert peak.bytes_ == 8 * MIB + 16 * MIB + gradients + 2 * 256 * KIB + 64 * KIB + 2048
-    assert (peak.label.phase, peak.label.module) == (StepPhase.BACKWARD, "layer.1.linear")
-
-
-def test_the_live_set_is_split_by_what_each_block_was_taken_for():
-    run = whole_run(workspace_bytes=8519680)
-    peak = run.peak()
-    found = run.by_category(peak.index)
-    assert found == {
-        MemoryCategory.WEIGHTS: 8 * MIB,
-        MemoryCategory.GRADIENTS: 12 * MIB,
-        MemoryCategory.OPTIMIZER: 16 * MIB,
-        MemoryCategory.ACTIVATIONS: 512 * KIB,
-        MemoryCategory.TEMPORARIES: 64 * KIB,
-        MemoryCategory.INPUTS: 2048,
-        MemoryCategory.WORKSPACES: 2 * 8519680,
-    }
-    assert sum(found.values()) == peak.bytes_
-
-
 def test_phases_have_peaks_of_their_own():
     phases = whole_run().by_phase()
     assert phases[StepPhase.LOAD] == 8 * MIB
