@@ -94,6 +94,13 @@ def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[
     return mode.seen
 
 
+def assert_rehearsed(trial: Trial, live: dict[str, Any]) -> None:
+    """The rehearsed step runs the operators of the live one."""
+    seen = rehearsed(trial, live["parts"], live["batch"])
+    assert len(seen) > 100
+    assert seen == live["seen"]
+
+
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     "tables",
@@ -137,9 +144,7 @@ def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[
 def test_rehearsal_runs_the_operators_of_the_live_trainer(tmp_path: Path, live: dict[str, Any], tables: Any) -> None:
     trial = small(tmp_path, encoder=tiny.model(tmp_path / "m"), **tables)
     trial.run()
-    seen = rehearsed(trial, live["parts"], live["batch"])
-    assert len(seen) > 100
-    assert seen == live["seen"]
+    assert_rehearsed(trial, live)
 
 
 @pytest.mark.parametrize("loss", [{"label_smoothing": 0.1}, {"name": "focal"}], ids=str)
@@ -148,9 +153,7 @@ def test_so_it_does_for_spans(tmp_path: Path, live: dict[str, Any], loss: Any) -
     tables: Any = {"train": {"max_length": 28}, "span": {"doc_stride": 6}, "loss": loss}
     trial = Trial(tmp_path, encoder=tiny.model(tmp_path / "m"), data=data, study={"task": "evidence"}, **tables)
     trial.run()
-    seen = rehearsed(trial, live["parts"], live["batch"])
-    assert len(seen) > 100
-    assert seen == live["seen"]
+    assert_rehearsed(trial, live)
     # The planner makes the same batch from its sizes alone.
     rows, length = live["batch"]["input_ids"].shape
     sizes = live["parts"].task.batch_sizes(rows, length, segments=True)
@@ -164,9 +167,7 @@ def test_so_it_does_for_spans(tmp_path: Path, live: dict[str, Any], loss: Any) -
 def test_so_it_does_for_every_architecture(tmp_path: Path, live: dict[str, Any], name: str) -> None:
     trial = small(tmp_path, encoder=encoders.model(tmp_path / "m", name))
     trial.run()
-    seen = rehearsed(trial, live["parts"], live["batch"])
-    assert len(seen) > 100
-    assert seen == live["seen"]
+    assert_rehearsed(trial, live)
 
 
 def test_accumulation_adds_nothing_but_the_cutting(tmp_path: Path, live: dict[str, Any]) -> None:
@@ -219,9 +220,7 @@ def test_so_it_does_for_language_models(
     assert facts(planned.model) == facts(parts.model)
     batch = live["batch"]
     assert planned.batch_sizes(*batch["input_ids"].shape) == {name: tuple(one.shape) for name, one in batch.items()}
-    seen = rehearsed(trial, parts, batch)
-    assert len(seen) > 100
-    assert seen == live["seen"]
+    assert_rehearsed(trial, live)
 
 
 def facts(model: torch.nn.Module) -> dict[str, Any]:

@@ -114,6 +114,8 @@ def test_a_failure_that_goes_on(tmp_path: Path, case: Shows) -> None:
     assert all(one.sentence.strip() for one in failures)
     if case.outcome is Outcome.FAILED:
         assert trial.reason.startswith(f"{case.kind}: ")
+    if case.kind is K.NATIVE_CRASH:
+        assert [one.outcome for one in run.state.history()] == [Outcome.FAILED], "so the sampler is told"
 
 
 @pytest.mark.parametrize("case", [case for case in EVERY if len(case.actions) > 1], ids=lambda case: str(case.kind))
@@ -176,19 +178,12 @@ def test_oom_takes_fallback_after_fallback_and_never_changes_the_experiment(tmp_
     assert len({request.config.fingerprint for request in requests}) == 1
     assert (plan.misses, plan.fallbacks_left) == (len(requests), 0)
     assert trial.outcome is Outcome.FAILED and trial.reason.startswith("oom_device: ")
+    assert run.state.counts[Outcome.FAILED] == 1
+    assert [one.outcome for one in run.state.history()] == [Outcome.REFUSED], "so the sampler is told"
     assert [event.failure.action for event in ended(run) if event.failure] == [
         *(A.FALLBACK for _ in plan.answer.fallbacks),
         A.GIVE_UP,
     ]
-
-
-def test_what_fits_nowhere_is_told_to_the_sampler_as_what_was_refused(tmp_path: Path) -> None:
-    run = instant.run(tmp_path, oom_study(), script=lambda _: instant.Ends(None, OOM))
-    (record,) = run.state.history()
-    assert record.outcome is Outcome.REFUSED
-    assert run.state.counts[Outcome.FAILED] == 1
-    crashed = instant.run(tmp_path / "crash", study(), script=lambda _: instant.Ends(None, crash(11)))
-    assert [record.outcome for record in crashed.state.history()] == [Outcome.FAILED]
 
 
 def test_oom_with_room_left_in_the_plan_completes_with_the_same_value(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from dryfit.settings.files import read_model, write_model, write_text_atomic
 from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.splits import derive_seed
 from dryfit.settings.tables import DataSettings, TrainSettings, TrialSettings
-from dryfit.settings.text import LineTail
 from dryfit.settings.trial import (
     FoldScore,
     MetricPoint,
@@ -129,17 +128,6 @@ def test_a_file_is_replaced_whole(tmp_path):
     assert read_model(path, Verdict) == Verdict(n=2, proceed=False)
     write_text_atomic(path, "x")
     assert [item.name for item in tmp_path.iterdir()] == ["verdict.json"]
-
-
-def test_a_tail_waits_for_the_end_of_a_line(tmp_path):
-    path = tmp_path / "messages.jsonl"
-    tail = LineTail(path)
-    assert list(tail.read()) == []
-    path.write_bytes(b"one\ntw")
-    assert list(tail.read()) == [b"one"]
-    path.write_bytes(b"one\ntwo\nthree\n")
-    assert list(tail.read()) == [b"two", b"three"]
-    assert list(tail.read()) == []
 
 
 def test_means_and_spreads_of_folds() -> None:

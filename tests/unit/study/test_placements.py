@@ -57,9 +57,6 @@ def test_a_trial_that_nothing_can_come_beside_is_not_fenced(bench) -> None:
 
 
 def test_an_unknown_plan_has_a_device_for_itself_and_others_use_the_other(bench) -> None:
-    def answer(subject: Any, body: Any) -> PlanAnswer:
-        return plan_jobs.answer(subject, body)
-
     done = bench(8 * NEED, 2).run(space={"head.layers": [plan_jobs.UNKNOWN, 0, 1]}, study={"trials": 6, "seed": 3})
     assert done.end is End.DONE
     unknown = {trial.number for trial in done.state.trials if trial.plan and not trial.plan.answer.verdict.fits}
