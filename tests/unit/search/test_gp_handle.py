@@ -54,7 +54,7 @@ def test_one_that_died_since_is_replaced(tmp_path: Path) -> None:
     ("how", "said"),
     [
         ({"each": "os._exit(1)"}, "its process died"),
-        ({"each": "time.sleep(60)", "answer_s": 0.7}, "timed out"),
+        ({"each": "time.sleep(60)", "answer_s": 2.0}, "timed out"),
         ({"answer": "{"}, "Invalid JSON"),
         ({"answer": '{"params": {"y": 1}}'}, "it answered something else"),
         ({"answer": '{"trouble": "LinAlgError: singular"}'}, "LinAlgError: singular"),
