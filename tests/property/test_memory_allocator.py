@@ -27,7 +27,9 @@ def _assert_same(fast: CachingAllocator, slow: SlowAllocator) -> None:
 
 @settings(max_examples=examples(400))
 @given(columns(), allocator_settings_values(), _CAPACITIES)
-def test_it_does_what_the_plain_reading_of_the_rules_does(events, allocator_settings, capacity) -> None:
+def test_it_does_what_the_plain_reading_of_the_rules_does(
+    events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings, capacity: int | None
+) -> None:
     fast = CachingAllocator(allocator_settings, capacity)
     slow = SlowAllocator(allocator_settings, capacity)
     pairs: dict[int, tuple[int, Part]] = {}
@@ -80,7 +82,9 @@ def test_it_does_so_for_long_on_a_device_that_is_often_full(seed: int) -> None:
 
 @settings(max_examples=examples(200))
 @given(columns(), allocator_settings_values(), _CAPACITIES)
-def test_books_and_blocks_agree_and_the_capacity_holds(events, allocator_settings, capacity) -> None:
+def test_books_and_blocks_agree_and_the_capacity_holds(
+    events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings, capacity: int | None
+) -> None:
     allocator = CachingAllocator(allocator_settings, capacity)
     address_of: dict[int, int] = {}
     for block, delta in zip(*events, strict=True):
@@ -110,7 +114,9 @@ def test_books_and_blocks_agree_and_the_capacity_holds(events, allocator_setting
 
 @settings(max_examples=examples(150))
 @given(columns(), allocator_settings_values(), st.integers(0, 50 * MIB))
-def test_a_capacity_that_refuses_nothing_changes_nothing(events, allocator_settings, more) -> None:
+def test_a_capacity_that_refuses_nothing_changes_nothing(
+    events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings, more: int
+) -> None:
     plain = dataclasses.replace(allocator_settings, gc_threshold=None)
     plenty = replay(*events, plain)
     assert plenty.asked_bytes >= plenty.peak_reserved_bytes

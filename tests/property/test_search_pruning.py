@@ -97,7 +97,17 @@ def compare_runs(
     most=st.integers(1, 12) | st.sampled_from([16, 27, 125, 1000]),
 )
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-def test_each_pruner(curves, direction, of, patience, min_delta, warmup, number, percentile, most) -> None:
+def test_each_pruner(
+    curves: Reports,
+    direction: Direction,
+    of: str,
+    patience: int | None,
+    min_delta: float,
+    warmup: int,
+    number: int,
+    percentile: float,
+    most: int,
+) -> None:
     """Alone and behind a patient one; ``number`` is the startup trials of the first two, or decides the reduction."""
     reduction = 2 + number % 3
     options: dict[str, object] = {"pruner": of, "warmup_reports": warmup}
@@ -219,7 +229,9 @@ WARM_VALUES = st.one_of(st.floats(-10, 10), st.sampled_from([0.0, 1.0, float("na
     reduction=st.integers(2, 4),
     brackets=st.booleans(),
 )
-def test_rungs_among_trials_that_run_side_by_side(reports, direction, reduction, brackets) -> None:
+def test_rungs_among_trials_that_run_side_by_side(
+    reports: list[tuple[int, float, bool]], direction: Direction, reduction: int, brackets: bool
+) -> None:
     """As in one Optuna study that lives all along: six trials report in turn, and some end between."""
     options = {"pruner": "hyperband" if brackets else "asha", "warmup_reports": 0, "reduction": reduction}
     search = SearchSettings.model_validate_json(json.dumps(options))
