@@ -40,9 +40,9 @@ def test_the_device_is_there(facts: dict[str, Any]) -> None:
     assert facts["total"] == GIB
 
 
-def test_no_file_is_lost_to_tensors_without_values(facts: dict[str, Any]) -> None:
-    """By torch.save and by safetensors: what has no values is refused before the file is touched, the rest is saved."""
-    assert facts["files"] == [["TRACE", "of an earlier training"], [0, 1, 2, 3]] * 2
+def test_tensors_without_values_are_saved_and_take_the_place_of_no_file(facts: dict[str, Any]) -> None:
+    """By torch.save and by safetensors; what has values is saved as ever."""
+    assert facts["files"] == [["TRACE", "of an earlier training"], True, [0, 1, 2, 3]] * 2
 
 
 def test_a_parameter_is_the_same_object_wherever_it_moves(facts: dict[str, Any]) -> None:

@@ -58,11 +58,15 @@ def _place() -> str:
 
 def main(folder: Path, tables: dict[str, Any]) -> None:
     """Train on a virtual GPU and print what waited."""
+    import tiny
+    import tiny_lms
+
+    # Made before: what is made on a virtual GPU has no values to be saved.
+    of_words = tables.get("study", {}).get("task") == "causal-lm"
+    model = tiny_lms.causal_lm(folder / "m") if of_words else tiny.model(folder / "m")
     with dryfit.virtual_gpu("24GiB") as gpu:
         from transformers import masking_utils
 
-        import tiny
-        import tiny_lms
         from dryfit.settings.memory_terms import DeviceKind
         from dryfit.training import model as models
         from dryfit.training import trainer as loop
@@ -91,8 +95,6 @@ def main(folder: Path, tables: dict[str, Any]) -> None:
         models.build_model = moved
         loop.TrialCallback.on_step_end = end
         loop.TrialTrainer.get_train_dataloader = loader
-        of_words = tables.get("study", {}).get("task") == "causal-lm"
-        model = tiny_lms.causal_lm(folder / "m") if of_words else tiny.model(folder / "m")
         trial = small(folder, encoder=model, **tables)
         trial.plan = trial.plan.model_copy(update={"device": DeviceKind.CUDA})
         trial.run()

@@ -11,23 +11,31 @@ import dryfit
 
 
 def saved(without_values: dict[str, Any], real: dict[str, Any]) -> list[Any]:
-    """Return what is left of two files that were there, and what two others hold."""
+    """Return what is left of a file that was there, and what two others hold, by torch and by safetensors."""
     import safetensors.torch
     import torch
 
     left: list[Any] = []
     with TemporaryDirectory() as folder:
-        for number, save in enumerate([torch.save, safetensors.torch.save_file]):
-            file = Path(folder, str(number))
-            file.write_text("of an earlier training")
+        for save, load in [(torch.save, torch.load), (safetensors.torch.save_file, safetensors.torch.load_file)]:
+            there, new = Path(folder, f"{len(left)}-there"), Path(folder, f"{len(left)}-new")
+            there.write_text("of an earlier training")
             try:
-                save(without_values, file)
+                save(without_values, there)
             except dryfit.DryfitError as error:
-                left.append([error.code, file.read_text()])
-            save(real, file)
-            load = [torch.load, safetensors.torch.load_file][number]
-            left.append(load(file)["host"].tolist())
+                left.append([error.code, there.read_text()])
+            for _ in range(2):  # its own file may be written again
+                save(without_values, new)
+            read = load(new)
+            left.append({name: list(one.shape) for name, one in read.items()} == shapes(without_values))
+            save(real, there)  # what has values is none of our business
+            left.append(load(there)["host"].tolist())
     return left
+
+
+def shapes(tensors: dict[str, Any]) -> dict[str, list[int]]:
+    """Return the shapes of tensors by their names."""
+    return {name: list(one.shape) for name, one in tensors.items()}
 
 
 def main() -> None:

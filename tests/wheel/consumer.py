@@ -107,6 +107,7 @@ def tell(folder: Path) -> list[str]:
 def read(folder: Path, model: Path) -> None:
     summary = dryfit.status(folder)
     best = summary.best
+    assert best is not None
     assert_type(best.value, float)
     assert_type(summary.trials.complete, int)
     state = dryfit.open_study(folder)

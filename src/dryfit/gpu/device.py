@@ -276,7 +276,8 @@ class VirtualGpu:
 def virtual_gpu(device: str | DeviceSpec) -> AbstractContextManager[VirtualGpu]:
     """Return a context in which CUDA is a device that is not there; use it in a fresh process.
 
-    Its tensors have no values: ``torch.save`` and safetensors refuse them, before they touch a file.
+    Its tensors have no values: ``torch.save`` and safetensors write small files without data, which are read back, and
+    replace no file that they did not write.
 
     ::
 
@@ -292,7 +293,7 @@ def virtual_gpu(device: str | DeviceSpec) -> AbstractContextManager[VirtualGpu]:
         TraceError: This build of torch cannot do it, or a real device is visible.
     """
     gpu = VirtualGpu(parse_device(device) if isinstance(device, str) else device)
-    unwritten.refuse_files()
+    unwritten.keep_files(gpu.dispatch.empty)
     return gpu.active()
 
 

@@ -239,6 +239,10 @@ def install(saved: Saved, make: Callable[[Any, torch.dtype], torch.Tensor]) -> d
     return {torch.save: files.save, torch.load: files.load, pickle.dump: files.dump}
 
 
+class _HasNoValuesError(Exception):
+    """A tensor without values was found."""
+
+
 class _Probe(pickle.Pickler):
     """A pickler that finds tensors without values, and keeps the data of no others."""
 
@@ -247,35 +251,51 @@ class _Probe(pickle.Pickler):
         return "data" if isinstance(obj, torch.TypedStorage | torch.UntypedStorage) else None
 
     def reducer_override(self, obj: Any) -> Any:
-        """Refuse a tensor without values."""
+        """Stop at a tensor without values."""
         if isinstance(obj, FakeTensor):
-            raise TraceError(
-                "saving a file",
-                "tensors of a virtual GPU have no values",
-                hint="dryfit rehearse SCRIPT keeps what a script saves out of your files, and reads it back",
-            )
+            raise _HasNoValuesError
         return NotImplemented
 
 
-def refuse_files() -> None:
-    """Let nothing without values be saved, from now on: an older file of that name would be lost.
+def keep_files(make: Callable[[Any, torch.dtype], torch.Tensor]) -> None:
+    """Let tensors without values be saved and read as in a rehearsal, but over no file that this process did not save.
 
-    Where a rehearsal keeps files out of the user's folders (:func:`install`), it saves and reads them back.
+    Where a rehearsal keeps files out of the user's folders (:func:`install`), this does nothing.
     """
     if _make:
         return
+    saved, own = Saved(), set[str]()
 
-    def refusing(save: Callable[..., Any]) -> None:
+    def sparing(save: Callable[..., Any], name: str) -> Callable[..., Any]:
         @wraps(save)
-        def checked(obj: Any, *args: Any, **kwargs: Any) -> Any:
-            _Probe(io.BytesIO()).dump(obj)
-            return save(obj, *args, **kwargs)
+        def spares(obj: Any, *args: Any, **kwargs: Any) -> Any:
+            file = args[0] if args else kwargs.get(name)
+            path = os.path.realpath(file) if isinstance(file, str | os.PathLike) else ""
+            if path and path not in own and os.path.exists(path):
+                _demand_values(obj, path)
+            made = save(obj, *args, **kwargs)
+            own.add(path)
+            return made
 
-        rebind(save, checked)
+        return spares
 
-    refusing(torch.save)
-    for name in ("save_file", "save"):
-        when_imported(f"{_LIBRARY}.torch", lambda library, name=name: refusing(getattr(library, name)))
+    SafetensorsFiles(saved, make).install()
+    when_imported(
+        f"{_LIBRARY}.torch", lambda library: rebind(library.save_file, sparing(library.save_file, "filename"))
+    )
+    for old, new in install(saved, make).items():
+        rebind(old, sparing(new, "f") if old is torch.save else new)
+
+
+def _demand_values(obj: Any, path: str) -> None:
+    try:
+        _Probe(io.BytesIO()).dump(obj)
+    except _HasNoValuesError:
+        raise TraceError(
+            f"saving {path}",
+            "the file is there, and tensors of a virtual GPU have no values to take its place",
+            hint="another path; dryfit rehearse SCRIPT keeps whatever a script saves out of your files",
+        ) from None
 
 
 def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:
