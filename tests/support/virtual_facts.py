@@ -10,7 +10,7 @@ from unittest.mock import patch
 import dryfit
 
 
-def saved(without_values: dict[str, Any], real: dict[str, Any]) -> list[Any]:
+def saved(without_values: dict[str, Any], brought: Any, real: dict[str, Any]) -> list[Any]:
     """Return what is left of a file that was there, and what two others hold, by torch and by safetensors."""
     import safetensors.torch
     import torch
@@ -20,10 +20,11 @@ def saved(without_values: dict[str, Any], real: dict[str, Any]) -> list[Any]:
         for save, load in [(torch.save, torch.load), (safetensors.torch.save_file, safetensors.torch.load_file)]:
             there, new = Path(folder, f"{len(left)}-there"), Path(folder, f"{len(left)}-new")
             there.write_text("of an earlier training")
-            try:
-                save(without_values, there)
-            except dryfit.DryfitError as error:
-                left.append([error.code, there.read_text()])
+            for lost in (without_values, {"host": brought}):
+                try:
+                    save(lost, there)
+                except dryfit.DryfitError as error:
+                    left.append([error.code, there.read_text()])
             for _ in range(2):  # its own file may be written again
                 save(without_values, new)
             read = load(new)
@@ -233,7 +234,8 @@ def main() -> None:
         one = torch.randn(4, device="cuda")
         facts["close"] = [torch.allclose(one, one), nn.functional.gaussian_nll_loss(one, one, one).dim()]
         facts["real"] = torch.arange(4).mul(2).tolist()
-        facts["files"] = saved(model.state_dict(), {"host": torch.arange(4)})
+        brought = torch.randn(2**19, device="cuda").cpu()
+        facts["files"] = saved(model.state_dict(), brought, {"host": torch.arange(4)})
     facts["out_of_memory"] = [one.model_dump(mode="json") for one in gpu.out_of_memory]
     print(json.dumps(facts))
 

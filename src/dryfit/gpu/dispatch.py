@@ -460,14 +460,14 @@ class VirtualDispatch(ScriptRecorder):
                 return self.fakes.dispatch(func, types, (args[0], self._positions(args[1])), kwargs)
             if func in _COMPARES:
                 return self.stand_ins.answer(func, args, error) and self._condition()
-            self.stand_ins.took_least = func is _aten._local_scalar_dense.default
+            self.stand_ins.took_least = False
             if isinstance(error, DynamicOutputShapeException) and func.namespace not in _OF_TORCH:
                 with dynamic_size(self.stand_ins.rows(_rows(args))):
                     out = self.fakes.dispatch(func, types, given, options)
             else:
                 with self.fakes:
                     out = self.stand_ins.answer(func, args, error)
-            if not self.stand_ins.took_least:
+            if func is not _aten._local_scalar_dense.default and not self.stand_ins.took_least:
                 self.on_unknown(f"{func}: its size depends on values; the largest was taken")
         except NotImplementedError:  # torch has no fake of it, and so asked for the device itself
             if func.name().startswith(_ASKS_FOR_KERNELS):

@@ -62,10 +62,10 @@ class StandIns(TorchDispatchMode):
     """
 
     number: float = 1
-    took_least: bool = False
     smallest_sizes: bool = False
     sized_by_values: bool = False
     unbounded: dict[str, None] | None = None
+    took_least: bool = False
 
     def rows(self, most: int) -> int:
         """How many rows an output has whose size depends on values."""

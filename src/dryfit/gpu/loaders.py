@@ -603,7 +603,7 @@ class LoaderWatch:
 
         def again(loader: Any) -> Iterator[Any]:
             self._epochs[loader] = -sys.maxsize  # it needs its workers in all epochs
-            return begin(loader)
+            return serves(loader)
 
         def serves(loader: Any) -> Iterator[Any]:
             epochs = self._epochs[loader] = self._epochs.get(loader, 0) + 1

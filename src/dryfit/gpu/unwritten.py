@@ -251,8 +251,8 @@ class _Probe(pickle.Pickler):
         return "data" if isinstance(obj, torch.TypedStorage | torch.UntypedStorage) else None
 
     def reducer_override(self, obj: Any) -> Any:
-        """Stop at a tensor without values."""
-        if isinstance(obj, FakeTensor):
+        """Stop at a tensor without values, on the device or brought to the host."""
+        if _has_no_values(obj):
             raise _HasNoValuesError
         return NotImplemented
 
@@ -270,12 +270,13 @@ def keep_files(make: Callable[[Any, torch.dtype], torch.Tensor]) -> None:
         @wraps(save)
         def spares(obj: Any, *args: Any, **kwargs: Any) -> Any:
             file = args[0] if args else kwargs.get(name)
-            path = os.path.realpath(file) if isinstance(file, str | os.PathLike) else ""
-            if path and path not in own and os.path.exists(path):
+            if not isinstance(file, str | os.PathLike):
+                return save(obj, *args, **kwargs)
+            path = os.path.realpath(file)
+            if path not in own and os.path.exists(path):
                 _demand_values(obj, path)
-            made = save(obj, *args, **kwargs)
             own.add(path)
-            return made
+            return save(obj, *args, **kwargs)
 
         return spares
 
