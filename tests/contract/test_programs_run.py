@@ -20,7 +20,14 @@ STATUS = {"odd/fails.py": 1, "odd/fails_early.py": 1, "odd/exits.py": 3}
 ONLY_REHEARSED = {
     *("odd/asks_terminal.py", "odd/flash_attention.py", "odd/gathers.py", "odd/guards.py", "odd/lacks_package.py"),
     *("odd/own_rows.py", "odd/paged_optimizer.py", "odd/sharded_values.py", "odd/deepspeed_refused.py"),
-    *("odd/factorizes.py", "odd/hooks.py", "odd/images.py", "odd/late_average.py", "odd/own_processes.py"),
+    *(
+        "odd/factorizes.py",
+        "odd/hooks.py",
+        "odd/images.py",
+        "odd/jagged_rows.py",
+        "odd/late_average.py",
+        "odd/own_processes.py",
+    ),
     *("odd/plain_tensors.py", "odd/second_order.py", "odd/selects_pairs.py", "odd/swaps_tensors.py"),
     *("odd/repeats_rows.py", "odd/wraps_tensors.py"),
     *("accumulates.py", "compiled_programs.py", "deepspeed_engine.py", "deepspeed_trainer.py"),

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import dryfit
+from dryfit.gpu.events import BLOCK_BYTES
 from dryfit.settings.devices import parse_device
 from dryfit.settings.memory_terms import MemoryCategory, StepPhase, VerdictKind
 from dryfit.settings.rehearsal_messages import ScriptEnd
@@ -70,7 +71,10 @@ def test_older_ways_of_the_same_training_take_what_it_takes(tmp_path: Path, way:
 
 @pytest.mark.parametrize(
     ("way", "mib", "verdict"),
-    [("ranks", 3000, VerdictKind.FITS), ("ranks", 1100, VerdictKind.UNKNOWN), ("helpers", 1100, VerdictKind.FITS)],
+    [
+        *(("ranks", 3000, VerdictKind.FITS), ("ranks", 1100, VerdictKind.UNKNOWN)),
+        *(("helpers", 1100, VerdictKind.FITS), ("actors", 1100, VerdictKind.FITS)),
+    ],
 )
 def test_the_first_of_its_own_processes_that_train_is_followed(
     tmp_path: Path, way: str, mib: int, verdict: VerdictKind
@@ -166,6 +170,13 @@ def test_tensors_of_own_classes_take_what_plain_ones_take(tmp_path: Path) -> Non
     assert kinds.peak_allocated_bytes == plain.peak_allocated_bytes
     assert kinds.steps == plain.steps and len({step.end_bytes for step in kinds.steps}) == 2
     assert kinds.growth is None
+
+
+def test_jagged_nested_tensors_take_what_rows_packed_by_hand_take(tmp_path: Path) -> None:
+    """Besides are the int64 offsets, from which the kernel's int32 ones are made."""
+    nested, packed = (memory_of(rehearse(tmp_path, "odd/jagged_rows.py", way)) for way in ("nested", "packed"))
+    assert nested.peak_allocated_bytes - packed.peak_allocated_bytes == 2 * BLOCK_BYTES
+    assert nested.by_category.keys() == packed.by_category.keys() and len(nested.steps) == 3
 
 
 def test_an_average_that_is_made_late_is_weights(tmp_path: Path) -> None:

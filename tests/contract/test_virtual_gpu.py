@@ -41,8 +41,8 @@ def test_the_device_is_there(facts: dict[str, Any]) -> None:
 
 
 def test_tensors_without_values_are_saved_and_take_the_place_of_no_file(facts: dict[str, Any]) -> None:
-    """By torch.save and by safetensors, on the device and brought to the host; what has values is saved as ever."""
-    assert facts["files"] == [*[["TRACE", "of an earlier training"]] * 2, True, [0, 1, 2, 3]] * 2
+    """By torch.save and safetensors, on the device and on the host, by renames and copies; values are saved as ever."""
+    assert facts["files"] == [*[["TRACE", "of an earlier training"]] * 6, True, [0, 1, 2, 3]] * 2
 
 
 def test_a_parameter_is_the_same_object_wherever_it_moves(facts: dict[str, Any]) -> None:

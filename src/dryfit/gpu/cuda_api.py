@@ -17,6 +17,7 @@ import torch.accelerator
 from torch.autograd import profiler
 
 from dryfit.gpu.constants import processors_of
+from dryfit.gpu.kernels import kernel_choices
 from dryfit.gpu.private_apis.torch_modes import NEW_TENSOR
 from dryfit.gpu.private_apis.torch_virtual import replace_internals, stand_in
 from dryfit.gpu.script_recorder import LiveAllocations, Places
@@ -332,6 +333,8 @@ class CudaApi:
         torch.cuda.device_count = stand_in(self.device_count, torch.cuda.device_count)
         for name, answer in _OF_THE_DRIVER.items():
             setattr(torch.cuda, name, stand_in(answer, getattr(torch.cuda, name)))
+        for name, answer in kernel_choices(self._spec.capability).items():
+            setattr(torch.backends.cuda, name, stand_in(answer, getattr(torch.backends.cuda, name)))
         torch.cuda.memory.list_gpu_processes = torch.cuda.list_gpu_processes
         for name in _TENSORS:
             setattr(torch.cuda, name, TypedTensor(name, (), {"dtype": getattr(torch, name).dtype}))

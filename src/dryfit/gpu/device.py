@@ -168,6 +168,10 @@ class VirtualGpu:
     def _forked(self) -> None:
         self.dispatch.is_bad_fork = bool(self.allocations.blocks)
 
+    def begin_afresh(self) -> None:
+        """Let a forked process use the device, as one that the script begins in a fresh interpreter may."""
+        self.dispatch.is_bad_fork = False
+
     def _runs_kernel(self, name: str, tensors: list[torch.Tensor]) -> None:
         self.on_launch(name, tensors)  # which is set later
 

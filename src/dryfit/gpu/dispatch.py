@@ -144,13 +144,6 @@ def _of_script(func: Any, types: Any, args: tuple[Any, ...]) -> tuple[Any, tuple
     return (_aten.convolution.default, args[:_CONVOLUTION_ARGUMENTS]) if func is TRACED_CONVOLUTION else (func, args)
 
 
-def _of_inference(args: Any) -> bool:
-    """Whether an operator runs in inference mode, or behind it on a tensor that was made there."""
-    return torch.is_inference_mode_enabled() or any(
-        isinstance(one, torch.Tensor) and one.is_inference() for one in args
-    )
-
-
 def _rows(args: Any) -> int:
     """Return the number of rows of an operator's first tensor: boxes that are kept, entries that are found."""
     first = next((one for one in tree_iter(args) if isinstance(one, torch.Tensor) and one.ndim), None)
@@ -254,8 +247,9 @@ class VirtualDispatch(ScriptRecorder):
                     return one.__torch_dispatch__(func, types, args, kwargs)
         if has_fake and self._is_foreign(args):
             return func(*args, **kwargs)
-        if func not in self._primitive and _of_inference(args):
-            # Elsewhere torch takes an operator apart before it comes here (``item``, ``linear``, ``to``).
+        if func not in self._primitive:
+            # Outside of inference mode, and of tensors that wrap others, torch takes an operator apart before it comes
+            # here (``item``, ``linear``, ``to``).
             with self:
                 routed = func is _ATTENTION and _is_on_cuda(args, None)
                 out = self.attention(*args, **kwargs) if routed else func.decompose(*args, **kwargs)

@@ -18,6 +18,7 @@ from torch.nn.parameter import (
 from dryfit.gpu.private_apis.torch_fakes import FakeTensor, forget
 from dryfit.gpu.private_apis.torch_modes import without_function_modes
 from dryfit.gpu.private_apis.torch_tensors import key_of, replace_make_subclass
+from dryfit.settings.errors import TraceError
 
 # Addresses of fakes, which differ as those of real tensors do, and memory that they need not share.
 #
@@ -171,9 +172,7 @@ def install_tensor_classes(make: Make, on_data: Callable[[Any, torch.Tensor], No
         if cls is FakeTensor or not (is_fake or (_is_weight(cls) and not data.is_meta)):
             return original(cls, data, require_grad, **options)
         fake: Any = data.detach() if is_fake else make(data.shape, data.dtype, data.device, False)
-        _OF_FAKES.update(vars(fake))
-        fake.__class__ = _both(cls)
-        return fake.requires_grad_(require_grad)
+        return _become_instance(fake, _both(cls)).requires_grad_(require_grad)
 
     def like(cls: Any, *args: Any, **state: Any) -> Any:
         is_data = args and (
@@ -189,9 +188,7 @@ def install_tensor_classes(make: Make, on_data: Callable[[Any, torch.Tensor], No
             return as_is(tensor, _theirs(cls))
         with without_function_modes():
             view: Any = tensor.view_as(tensor)
-        _OF_FAKES.update(vars(view))
-        view.__class__ = FakeTensor if cls is torch.Tensor else _both(cls)
-        return view
+        return _become_instance(view, FakeTensor if cls is torch.Tensor else _both(cls))
 
     as_is = torch.Tensor.as_subclass
     torch.Tensor.as_subclass = as_subclass  # pyright: ignore[reportAttributeAccessIssue]
@@ -220,6 +217,29 @@ def _is_weight(cls: Any) -> bool:
     return issubclass(cls, nn.Parameter) and cls is not nn.Parameter and not issubclass(cls, UninitializedTensorMixin)
 
 
+def _become_instance(fake: Any, cls: Any) -> Any:
+    """Give a fake another class.
+
+    Raises:
+        TraceError: The class has ``__slots__``, for which a fake has no room.
+    """
+    _OF_FAKES.update(vars(fake))
+    try:
+        fake.__class__ = cls
+    except TypeError:
+        what = f"{cls.__module__}.{cls.__qualname__}, a class of tensors with __slots__"
+        raise TraceError("following the script", f"a virtual GPU has no tensors of {what}") from None
+    return fake
+
+
+class _Unregistered:
+    """Keeps a class that is derived here from the library's ``__init_subclass__``, which may want arguments."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None: ...
+
+
 class _AsTensor:
     """Lets the functions of torch treat a class as one of plain tensors: they treat that of fakes as none."""
 
@@ -231,7 +251,7 @@ def _theirs(cls: Any) -> Any:
     """Return the class of real tensors in the place of one of :func:`_both`: a host tensor may be of a fake's kind."""
     if not issubclass(cls, FakeTensor):
         return cls
-    return torch.Tensor if cls is FakeTensor else cls.__bases__[0]
+    return torch.Tensor if cls is FakeTensor else cls.__bases__[1]
 
 
 @cache
@@ -248,7 +268,7 @@ def _both(cls: Any) -> Any:
 
     cls.__new__ = staticmethod(new)
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    both = type(cls)(cls.__name__, (cls, _AsTensor, FakeTensor), names)
+    both = type(cls)(cls.__name__, (_Unregistered, cls, _AsTensor, FakeTensor), names)
     both.__torch_function__ = inspect.getattr_static(cls, "__torch_function__")
     if FakeTensor in copyreg.dispatch_table:  # pickle asks by the class itself
         copyreg.pickle(both, copyreg.dispatch_table[FakeTensor])

@@ -21,7 +21,7 @@ from dryfit.gpu.cuda_api import TypedTensor
 from dryfit.gpu.dispatch import VirtualDispatch, assumed
 from dryfit.gpu.host_memory import is_pinned
 from dryfit.gpu.import_hooks import is_of
-from dryfit.gpu.private_apis.torch_fakes import FakeTensor, forget
+from dryfit.gpu.private_apis.torch_fakes import FakeTensor, forget, let_fakes_name_ragged_sizes
 from dryfit.gpu.private_apis.torch_modes import SET_DATA, default_device
 from dryfit.gpu.private_apis.torch_modules import buffers_of, parameters_of
 from dryfit.gpu.private_apis.torch_virtual import apply_to, replace_apply, run_backward_within, stand_in, take_for_plain
@@ -207,6 +207,7 @@ def install(dispatch: VirtualDispatch) -> None:
     take_for_plain(FakeTensor)
     read_masks()
     fake_tensors.install_late_tensors()
+    let_fakes_name_ragged_sizes()
     recurrent.install()
     FakeTensor.tolist = _to_list
     FakeTensor.__deepcopy__ = _deep_copy

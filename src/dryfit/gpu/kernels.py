@@ -74,6 +74,45 @@ def choose_backend(call: AttentionCall, capability: tuple[int, int]) -> Backend:
     return Backend.MATH
 
 
+def kernel_choices(capability: tuple[int, int]) -> dict[str, Callable[..., bool]]:
+    """Return what answers for a device in the place of functions of ``torch.backends.cuda``, by their names.
+
+    Attention of jagged nested tensors asks them.
+    """
+
+    def answer(takes: Callable[[AttentionCall], bool]) -> Callable[..., bool]:
+        def can_use(params: Any, debug: bool = False) -> bool:
+            asked = (params.query, params.key, params.value, params.attn_mask, params.dropout, params.enable_gqa)
+            return takes(_call_of(*asked))
+
+        return can_use
+
+    return {
+        "can_use_cudnn_attention": answer(lambda call: _cudnn_takes(call, _CUDNN_MOST_WIDTHS.get(capability, 0))),
+        "can_use_flash_attention": answer(lambda call: _flash_takes(call, capability)),
+        "can_use_efficient_attention": answer(lambda call: _efficient_takes(call, capability)),
+    }
+
+
+def _call_of(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    is_grouped: bool,
+) -> AttentionCall:
+    return AttentionCall(
+        dtype=query.dtype,
+        width=query.shape[-1],
+        value_width=value.shape[-1],
+        has_mask=mask is not None,
+        dropout=dropout,
+        trains=torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)),
+        same_heads=not is_grouped or query.shape[-3] == key.shape[-3],
+    )
+
+
 def _cudnn_takes(call: AttentionCall, most_width: int) -> bool:
     # cuDNN rounds the dropout probability to sixteenths.
     exact_dropout = not _ROUNDS_DROPOUT or (call.dropout * 16) % 1 == 0
@@ -124,15 +163,7 @@ def route_attention(device: str, capability: tuple[int, int]) -> Iterator[Callab
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        call = AttentionCall(
-            dtype=query.dtype,
-            width=query.shape[-1],
-            value_width=value.shape[-1],
-            has_mask=attn_mask is not None,
-            dropout=dropout_p,
-            trains=torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)),
-            same_heads=not enable_gqa or query.shape[-3] == key.shape[-3],
-        )
+        call = _call_of(query, key, value, attn_mask, dropout_p, enable_gqa)
         backend = choose_backend(call, capability)
         if backend is Backend.EFFICIENT and enable_gqa and query.shape[1] != key.shape[1]:
             backend = Backend.MATH  # sdp_utils.cpp, use_mem_efficient_attention: it takes as many heads of keys

@@ -2,7 +2,8 @@
 
 A ``multiprocessing.Process`` whose target is a function of the script's waits. Where the script waits for it, asks
 whether it lives, or ends, the first that has the most common target runs here, and no other. Where the script first
-asks a pipe, a queue or an event for what such processes give, they are helpers, and are started as the script wants.
+asks a pipe, a queue or an event for what such processes give, they are helpers, and are started. A helper is a fork
+whatever start method the script chose: a fresh interpreter would have no virtual GPU.
 """
 
 import multiprocessing
@@ -10,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial, wraps
-from multiprocessing import connection, queues, synchronize
+from multiprocessing import connection, context, queues, synchronize
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
@@ -34,6 +35,10 @@ class _Call(NamedTuple):
     kwargs: dict[str, Any]
 
 
+class _FreshProcess(context.ForkProcess):
+    """A fork in the place of a process of the start methods ``spawn`` and ``forkserver``."""
+
+
 class OwnProcesses:
     """The processes of a script that wait.
 
@@ -41,15 +46,21 @@ class OwnProcesses:
         is_own: Whether a file is the script's.
         has_trained: Whether the script has trained already: what it starts then does something else.
         note: Called with a text for people.
+        on_fresh: Called in a fork that stands for a fresh interpreter, which may use the device.
 
     Attributes:
         alike: How many processes run what is rehearsed.
     """
 
     def __init__(
-        self, is_own: Callable[[str], bool], has_trained: Callable[[], bool], note: Callable[[str], None]
+        self,
+        is_own: Callable[[str], bool],
+        has_trained: Callable[[], bool],
+        note: Callable[[str], None],
+        on_fresh: Callable[[], None],
     ) -> None:
-        self._is_own, self._has_trained, self._note = is_own, has_trained, note
+        self._is_own, self._has_trained, self._note, self._on_fresh = is_own, has_trained, note, on_fresh
+        self._is_fresh = False
         self.alike = 1
         self._calls: WeakKeyDictionary[BaseProcess, _Call] = WeakKeyDictionary()
         self._waiting: list[BaseProcess] = []
@@ -80,8 +91,10 @@ class OwnProcesses:
                 own._waiting.append(self)
                 own._stood_for.add(self)
             else:
-                own._start(self)
+                own._begin(self)
 
+        context.SpawnContext.Process = context.ForkServerContext.Process = _FreshProcess  # pyright: ignore
+        os.register_at_fork(after_in_child=self._forked)
         BaseProcess.__init__, BaseProcess.start = noted, start
         for name, answer in (("join", None), ("is_alive", False), ("terminate", None), ("kill", None), ("close", None)):
             setattr(BaseProcess, name, self._standing(getattr(BaseProcess, name), answer, runs=name in _WAITS))
@@ -91,6 +104,19 @@ class OwnProcesses:
         for owner, names in _ASKS:
             for name in names:
                 setattr(owner, name, self._asking(getattr(owner, name)))
+
+    def _begin(self, process: BaseProcess) -> None:
+        """Start a process: as a fork, which is told from those that the script itself forks."""
+        by_default = not isinstance(process, context.ForkProcess) and multiprocessing.get_start_method() != "fork"
+        self._is_fresh = by_default or isinstance(process, _FreshProcess)
+        try:
+            self._start(process)
+        finally:
+            self._is_fresh = False
+
+    def _forked(self) -> None:
+        if self._is_fresh:
+            self._on_fresh()
 
     def _is_rank(self, started: BaseProcess) -> bool:
         target = self._calls[started].target if started in self._calls else None
@@ -129,7 +155,7 @@ class OwnProcesses:
         """Start what waits, in the order of the script: they are its helpers."""
         for one in self._taken():
             self._stood_for.discard(one)
-            self._start(one)
+            self._begin(one)
 
     def run_first(self) -> None:
         """Run the first process that waits here, where any does: of those whose target the most of them have.

@@ -74,6 +74,7 @@ _LACKING = (
     "module 'torch._C' has no attribute",
     "only be called while FakeTensorMode is active",
     "Wait timeout",
+    "with arguments from the 'CUDA' backend",
 )
 """Words of errors that a device, or a build of torch for one, would not have raised."""
 _LOOK_S = 0.2
@@ -160,7 +161,9 @@ class _Run:
             work=self.work,
         )
         self.work.ranks = request.ranks
-        self.processes = OwnProcesses(self.gpu.places.is_own, lambda: bool(self.marks), self.notes.append)
+        self.processes = OwnProcesses(
+            self.gpu.places.is_own, lambda: bool(self.marks), self.notes.append, self.gpu.begin_afresh
+        )
         self.sent: dict[str, int] = {}
         self._has_optimizer = False
         self.host: HostTensors | None = None
@@ -214,7 +217,7 @@ class _Run:
                 self.unseen.append(error.found if isinstance(error, TraceError) else str(error))
                 return ScriptEnd.STOPPED, _traceback(error)
             case Exception() if any(text in str(error) for text in _LACKING):
-                said = str(error).splitlines()[0].partition(" and mode ")[0]  # the mode is ours
+                said = str(error).splitlines()[0].partition(" and mode ")[0].partition(". ")[0]  # the mode is ours
                 self.unseen.append(f"a virtual GPU cannot follow it: {said}")
                 return ScriptEnd.STOPPED, _traceback(error)
             case ImportError():

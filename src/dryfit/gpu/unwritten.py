@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -39,6 +40,8 @@ _LARGE_BYTES: Final = 1 << 20
 _RECORD_BYTES: Final = 200
 """What a storage takes of a file of ``torch.save`` besides its data: two headers with its name, and alignment."""
 _ALIGNMENT: Final = 64
+_REPLACE_A_FILE: Final = ("os.rename", "shutil.copyfile")
+"""Audit events of functions that replace the file that their second argument names: ``os.replace`` is a rename."""
 _state = threading.local()
 _make: list[Callable[[Any, torch.dtype], torch.Tensor]] = []
 
@@ -273,12 +276,19 @@ def keep_files(make: Callable[[Any, torch.dtype], torch.Tensor]) -> None:
             if not isinstance(file, str | os.PathLike):
                 return save(obj, *args, **kwargs)
             path = os.path.realpath(file)
-            if path not in own and os.path.exists(path):
-                _demand_values(obj, path)
+            if path not in own and os.path.exists(path) and _lacks_values(obj):
+                raise _no_replacement(path)
             own.add(path)
             return save(obj, *args, **kwargs)
 
         return spares
+
+    def spare(event: str, args: tuple[Any, ...]) -> None:
+        if event not in _REPLACE_A_FILE or not saved.saves or not all(map(os.path.isfile, args[:2])):
+            return
+        path = os.path.realpath(args[1])
+        if path not in own and saved.lacks(args[0]) and saved.lacks(path) is None:
+            raise _no_replacement(path)
 
     SafetensorsFiles(saved, make).install()
     when_imported(
@@ -286,17 +296,23 @@ def keep_files(make: Callable[[Any, torch.dtype], torch.Tensor]) -> None:
     )
     for old, new in install(saved, make).items():
         rebind(old, sparing(new, "f") if old is torch.save else new)
+    sys.addaudithook(spare)
 
 
-def _demand_values(obj: Any, path: str) -> None:
+def _lacks_values(obj: Any) -> bool:
     try:
         _Probe(io.BytesIO()).dump(obj)
     except _HasNoValuesError:
-        raise TraceError(
-            f"saving {path}",
-            "the file is there, and tensors of a virtual GPU have no values to take its place",
-            hint="another path; dryfit rehearse SCRIPT keeps whatever a script saves out of your files",
-        ) from None
+        return True
+    return False
+
+
+def _no_replacement(path: str) -> TraceError:
+    return TraceError(
+        f"saving {path}",
+        "the file is there, and tensors of a virtual GPU have no values to take its place",
+        hint="another path; dryfit rehearse SCRIPT keeps whatever a script saves out of your files",
+    )
 
 
 def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:

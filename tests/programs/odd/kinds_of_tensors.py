@@ -14,8 +14,11 @@ class Kind(torch.Tensor):
     def __new__(cls, data: torch.Tensor) -> "Kind":
         return data.as_subclass(cls)
 
+    def __init_subclass__(cls, *, of: str) -> None:
+        cls.of = of
 
-class Image(Kind):
+
+class Image(Kind, of="rows"):
     """Rows of an image."""
 
 

@@ -57,8 +57,6 @@ PRESENT: Final = (
     "torch.optim.Adam._init_group",
 )
 ABSENT: Final = (
-    # inductor imports it of a build for CUDA; elsewhere it is added
-    "torch._C._cuda_CUDAAllocator_AllocatorState",
     # running a graph on a list of inputs that it empties: an attribute that AOTAutograd reads of what runs it; until:
     # inductor's graphs may be run by others
     "torch._inductor.output_code.CompiledFxGraph._boxed_call",
@@ -68,8 +66,6 @@ NAMES: Final = (*PRESENT, *ABSENT)
 FAILURES: Final = (BackendCompilerFailed, InternalTorchDynamoError)
 """What a frame ends in that dynamo has traced and that a backend, or dynamo itself, could not make a graph of."""
 _HOOKS: Final = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")
-_STATE: Final = "_cuda_CUDAAllocator_AllocatorState"
-"""What inductor imports of a build for CUDA; only a CUDA graph that is replayed makes one."""
 _TIMES_KERNELS: Final = "shape_padding"
 """A pass that times kernels to decide: it is left out."""
 
@@ -112,8 +108,6 @@ def follow_compiler(
         on_device: Makes the context in which tensors are made for good, while something is traced.
     """
     trace_rules.add("dryfit")
-    if not hasattr(torch._C, _STATE):
-        setattr(torch._C, _STATE, object)
     _trace_without_modes(ours, on_failure)
     _enter_with_hooks(entering)
     _make_state_within(on_device)

@@ -1,10 +1,12 @@
 """Private names of torch's fake tensors: sizes, types and devices without values."""
 
+import itertools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from dryfit.gpu.private_apis.torch_cuda import guard_of_caller
 from dryfit.settings.private_names import PrivateNames, importing
@@ -20,6 +22,7 @@ with importing("torch", "computing with tensors that have no values"):
         UnsupportedOperatorException,
         in_kernel_invocation_manager,
     )
+    from torch.nested._internal.nested_int import NestedIntNode
 
 NAMES: Final = (
     # until: torch has fake tensors under a public module
@@ -37,6 +40,10 @@ NAMES: Final = (
     # giving a size that depends on values to an operator that torch does not know; until: torch.library.get_ctx
     # can be told such sizes
     "torch._library.fake_impl.FakeImplCtx.new_dynamic_size",
+    # sizes of jagged nested tensors, which torch names after the tensor of offsets; until: fakes outside of a tracer
+    # name them as real tensors do
+    "torch._subclasses.fake_tensor.FakeTensor.get_nested_int",
+    "torch.nested._internal.nested_int.NestedIntNode",
     # knowing that torch itself computes shapes; until: torch tells which fake mode is active by a public name
     "torch._C._get_dispatch_mode",
     "torch._C._TorchDispatchModeKey",
@@ -51,6 +58,22 @@ def active_fake_mode() -> FakeTensorMode | None:
 def in_kernel_of(mode: FakeTensorMode) -> AbstractContextManager[None]:
     """Let operators take fakes for tensors without memory, in the block, and give such tensors."""
     return in_kernel_invocation_manager(mode)
+
+
+def let_fakes_name_ragged_sizes() -> None:
+    """Let the offsets of a jagged nested tensor name its ragged size where no tracer has symbolic sizes for it."""
+    of_tracer = FakeTensor.get_nested_int
+    numbers = itertools.count(1 << 32)  # torch counts real tensors from nothing
+    sizes = WeakTensorKeyDictionary()
+
+    def get_nested_int(self: FakeTensor, *, coeff: int = 1) -> Any:
+        if self.fake_mode.shape_env is not None:
+            return of_tracer(self, coeff=coeff)
+        if self not in sizes:
+            sizes[self] = torch.SymInt(NestedIntNode(next(numbers), 1))
+        return sizes[self] * coeff
+
+    FakeTensor.get_nested_int = get_nested_int
 
 
 def forget(fake: FakeTensor) -> None:

@@ -92,9 +92,11 @@ _CONSTANT: Final[Mapping[str, Any]] = {
 }
 """What is answered alike by every virtual device: there is one, and one stream of work that has happened."""
 _CLASSES: Final = ("_CudaStreamBase", "_CudaEventBase", "_CUDAGraph", "_MemPool", "_acceleratorGraph")
+_STATE: Final = "_cuda_CUDAAllocator_AllocatorState"
+"""Inductor imports this class from a build for CUDA (``torch._dynamo.reset``); only a replayed CUDA graph makes one."""
 _BOUND: Final = ("torch.cuda.streams", "torch.cuda.graphs", "torch.cuda.memory", "torch.accelerator.graphs")
 """Modules that bind those classes, or functions beside them, when they are imported."""
-_LOW_LEVEL: Final = (*_ASKED, *_DONE, *_CONSTANT, *_CLASSES, "_scatter", "_gather", "_has_cuda")
+_LOW_LEVEL: Final = (*_ASKED, *_DONE, *_CONSTANT, *_CLASSES, _STATE, "_scatter", "_gather", "_has_cuda")
 _ACTIVITIES: Final = {torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA}
 _ON_CUDA: Final = ("_initialized", "_exchange_device", "_maybe_exchange_device", "_cudart")
 
@@ -173,6 +175,8 @@ def replace_internals(device: Any, classes: Sequence[type]) -> None:
         setattr(torch._C, name, _answering(value))
     for name, made in zip(_CLASSES, classes, strict=True):
         setattr(torch._C, name, made)
+    if not hasattr(torch._C, _STATE):
+        setattr(torch._C, _STATE, object)
     torch._C._scatter, torch._C._gather = _scatter, _gather  # pyright: ignore[reportAttributeAccessIssue]
     torch._C._has_cuda = torch.cuda._initialized = True  # pyright: ignore[reportAttributeAccessIssue]
     torch.cuda._exchange_device, torch.cuda._maybe_exchange_device = _answering(0), _answering(0)
