@@ -172,6 +172,11 @@ def test_tensors_of_own_classes_take_what_plain_ones_take(tmp_path: Path) -> Non
     assert kinds.growth is None
 
 
+def test_unknown_probabilities_sum_up_to_one_on_the_host(tmp_path: Path) -> None:
+    answer = rehearse(tmp_path, "odd/draws_actions.py")
+    assert answer.end is ScriptEnd.FINISHED and answer.verdict is VerdictKind.FITS, answer.traceback
+
+
 def test_jagged_nested_tensors_take_what_rows_packed_by_hand_take(tmp_path: Path) -> None:
     """Besides are the int64 offsets, from which the kernel's int32 ones are made."""
     nested, packed = (memory_of(rehearse(tmp_path, "odd/jagged_rows.py", way)) for way in ("nested", "packed"))

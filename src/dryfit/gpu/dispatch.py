@@ -37,7 +37,7 @@ from dryfit.gpu.private_apis.torch_modes import (
     without_function_modes,
 )
 from dryfit.gpu.script_recorder import BETWEEN, LiveAllocations, NoRoomError, Places, ScriptRecorder, runs_in
-from dryfit.gpu.values import Conditions, carry, draw, initialised, note_written, remember, share, value_of
+from dryfit.gpu.values import Conditions, carry, draw, initialised, note_written, odds_of, remember, share, value_of
 from dryfit.settings.errors import TraceError
 
 # Views of one fake and writes to it, without torch's way around them.
@@ -360,7 +360,7 @@ class VirtualDispatch(ScriptRecorder):
         if func is _aten.copy_.default and not isinstance(args[0], FakeTensor):
             value = value_of(args[1])
             initialised(args[0])
-            return args[0].zero_() if value is None else args[0].copy_(value)
+            return args[0].fill_(odds_of(args[1])) if value is None else args[0].copy_(value)
         body = self._body(func, args)
         out = None
         try:
@@ -594,16 +594,19 @@ def _to_host(source: torch.Tensor, kwargs: Any) -> torch.Tensor:
     """Return a real tensor: known values, or what is taken for unknown ones."""
     dtype = kwargs.get("dtype") or source.dtype
     value = value_of(source)
-    return value.to(dtype, copy=True) if value is not None else assumed(source.shape, dtype)
+    return value.to(dtype, copy=True) if value is not None else assumed(source, dtype)
 
 
-def assumed(shape: Any, dtype: torch.dtype) -> torch.Tensor:
+def assumed(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return a real tensor on the CPU in the place of one whose values nobody knows.
 
     Zeros, whose pages are not there before they are touched; a few positions or counts are 1, as ``item()`` has them:
-    scripts divide by them.
+    scripts divide by them. A few probabilities sum up to 1 (:func:`~dryfit.gpu.values.odds_of`).
     """
-    elements = torch.Size(shape).numel()
+    shape = source.shape
+    if odds := odds_of(source):
+        return torch.full(shape, odds, dtype=dtype)
+    elements = shape.numel()
     size_bytes = elements * dtype.itemsize
     if not elements or (dtype in _WHOLE and size_bytes < _PAGES_BYTES):
         return torch.ones(shape, dtype=dtype)

@@ -154,7 +154,7 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
             "Use Tensor.cpu() to copy the tensor to host memory first."
         )
     value = value_of(tensor)
-    return value if value is not None else assumed(tensor.shape, tensor.dtype)
+    return value if value is not None else assumed(tensor, tensor.dtype)
 
 
 def install(dispatch: VirtualDispatch) -> None:

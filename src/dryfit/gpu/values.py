@@ -78,6 +78,13 @@ _JOINS = frozenset({_aten.mul.Tensor, _aten.bitwise_and.Tensor, _aten.bitwise_or
 _COUNTS = frozenset({_aten.sum.dim_IntList, _aten.count_nonzero.dim_IntList})
 """Counts of a mask along dimensions: where nobody knows the mask, all of its positions are taken."""
 _IS_LESS = _aten.lt.Scalar
+_ODDS: dict[Any, Callable[..., float]] = {
+    _aten._softmax.default: lambda scores, dim, *_: 1 / max(1, scores.shape[dim] if scores.dim() else 1),
+    _aten.sigmoid.default: lambda _: 0.5,
+    _CONVERTS: lambda odds, *_: odds_of(odds),
+    _aten.clone.default: lambda odds, *_: odds_of(odds),
+}
+"""Operators that give probabilities, with the number that stands for each of them where nobody knows the scores."""
 _SETTLED_BY = {
     _aten.bitwise_and.Tensor: False,
     _aten.bitwise_and.Scalar: False,
@@ -114,7 +121,7 @@ def forget(written: Any) -> None:
     """Let nothing be known of the memory of a fake, or of several, any more."""
     if isinstance(written, FakeTensor):
         storage: Any = written.untyped_storage()
-        for known in ("dryfit_holds", "dryfit_truth"):
+        for known in ("dryfit_holds", "dryfit_truth", "dryfit_odds"):
             if getattr(storage, known, None) is not None:
                 setattr(storage, known, None)
     elif isinstance(written, list | tuple):
@@ -132,6 +139,15 @@ def value_of(tensor: Any) -> torch.Tensor | None:
     if memory is None or memory.nbytes() != storage.nbytes() or _is_raw(memory):
         return None
     return _seen_by(tensor, memory)
+
+
+def odds_of(tensor: torch.Tensor) -> float:
+    """Return the number that scripts on the host read in the place of each unknown value of a fake.
+
+    Probabilities are all alike and sum up to 1, as samplers and metrics demand; anything else is 0. The device knows
+    none of them: which odds are larger stays unknown.
+    """
+    return getattr(tensor.untyped_storage(), "dryfit_odds", None) or 0.0
 
 
 def initialised(real: torch.Tensor) -> None:
@@ -275,6 +291,9 @@ def _answer(func: Any, args: tuple[Any, ...], out: torch.Tensor) -> None:
         remember(out, torch.zeros(out.shape, dtype=out.dtype))
     elif func in _COMPARES and _is_of_finite(args):
         remember(out, torch.full(out.shape, _COMPARES[func], dtype=out.dtype))
+    elif func in _ODDS and out.is_floating_point():
+        storage: Any = out.untyped_storage()
+        storage.dryfit_odds = _ODDS[func](*args)
     elif func in _COUNTS and out.numel() > 1 and args[0].dtype is torch.bool:
         remember(out, torch.full(out.shape, args[0].numel() // out.numel(), dtype=out.dtype))
     elif func is _IS_LESS and out.numel() == 1 and args[1] == 0:
