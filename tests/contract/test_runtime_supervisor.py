@@ -15,7 +15,7 @@ from dryfit.settings.errors import FailureKind, InternalError
 from dryfit.settings.study_file import Isolation
 from dryfit.settings.training_messages import StopReason, TrainResult
 from dryfit.settings.trial import MetricPoint
-from dryfit.settings.wire import STACKS_FILE, Note, Report, Started, Verdict
+from dryfit.settings.wire import STACKS_FILE, Note, Phase, Report, Started, Verdict
 from runtime_jobs import PATIENCE_S, Harness, alive, until_dead
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
@@ -33,8 +33,9 @@ def test_a_child_starts_speaks_and_leaves_a_result(harness):
     assert exit_event.result is not None and isinstance(exit_event.result.answer, TrainResult)
     assert exit_event.result.answer.value == 1.0
     assert exit_event.evidence.exit_code == ChildStatus.RESULT
-    started = read_messages(folder)[0]
+    started, loads = read_messages(folder)[:2]
     assert isinstance(started, Started) and started.overhead_ms > 0
+    assert isinstance(loads, Phase) and loads.name == "load"  # every job begins by it
     assert read_result(folder) == exit_event.result
     log = (folder / "log.txt").read_text()
     assert '"job": "noop"' in log and "dryfit 0." in log and "python 3." in log

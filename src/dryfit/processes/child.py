@@ -29,7 +29,7 @@ from dryfit.settings.files import NO_ROOM, open_regular, read_model
 from dryfit.settings.jobs import ChildRequest, ChildResult, answer_to
 from dryfit.settings.secrets import redacted
 from dryfit.settings.text import sendable
-from dryfit.settings.wire import LOG_FILE, STACKS_FILE, ErrorParts, JobRequest, ProcessNeeds, Started
+from dryfit.settings.wire import LOG_FILE, STACKS_FILE, ErrorParts, JobRequest, Phase, ProcessNeeds, Started
 
 _CHAIN_MAX = 16
 _MESSAGE_MAX_CHARS = 4_000
@@ -181,6 +181,7 @@ def _do_job(body: JobRequest[Any], entry: str, channel: ChildChannel, secrets: M
     # Before the first line: a fork server that hands on a changed torch is recognised by it.
     _check_process(needs, f"starting the job {body.job}")
     channel.send(Started(pid=os.getpid(), overhead_ms=channel.since_placed_ms()))
+    channel.send(Phase(name="load"))
     try:
         with CopiesEndHere():
             answer = answer_to(body, function(body, channel))

@@ -24,7 +24,6 @@ from dryfit.settings.splits import derive_seed
 from dryfit.settings.tables import DataSettings, LmSettings
 from dryfit.settings.task_facts import MetricName
 from dryfit.settings.training_messages import BaselineScore, BaselinesRequest, BaselinesResult
-from dryfit.settings.wire import Phase
 from dryfit.tasks.answers import decided, fit_thresholds, scored_number
 from dryfit.tasks.base import Measured, Task, TaskContext
 from dryfit.tasks.own import make_task
@@ -575,7 +574,6 @@ def baselines(body: BaselinesRequest, channel: ChildChannel) -> BaselinesResult:
         DataError: The rows are not those that the study was resolved with.
     """
     torch.set_num_threads(1)
-    channel.send(Phase(name="load"))
     task = make_task(body.task, TaskContext(body.settings, body.data, metric=body.metric))
     splits = checked_splits(task)
     actual = fingerprint(splits)

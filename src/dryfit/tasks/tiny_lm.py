@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.training_messages import TinyLmRequest, TinyLmResult
-from dryfit.settings.wire import Phase
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 _MOST_TOKENS = 800
@@ -84,7 +83,6 @@ def write_tiny_lm(folder: Path, texts: Iterable[str], *, vocab_size: int, seed: 
 def write(body: TinyLmRequest, channel: ChildChannel) -> TinyLmResult:
     """Child job TINY_LM: write the model of ``init --task causal-lm``."""
     torch.set_num_threads(1)
-    channel.send(Phase(name="load"))
     rows = [json.loads(line) for line in Path(body.source).read_text(encoding="utf-8").splitlines()]
     texts = [f"{row['criterion']}\n{row['text']}" for row in rows]
     weights, tokens = write_tiny_lm(Path(body.folder), texts, vocab_size=_MOST_TOKENS, seed=body.seed)

@@ -52,7 +52,6 @@ def batch_check(body: BatchCheckRequest, channel: ChildChannel) -> BatchCheckRes
             channel.send(Note(text=note))
     if findings.failures:
         return findings.result()
-    channel.send(Phase(name="load"))
     tokens: Tokens | None = None
     for length in body.lengths:
         with findings.stage(f"tokens, train.max_length = {length}"):

@@ -23,7 +23,6 @@ from dryfit.settings.execution import MemoryPlan
 from dryfit.settings.files import read_model, write_model
 from dryfit.settings.memory_terms import Calibration, Confidence
 from dryfit.settings.plan_messages import CalibrateRequest, CalibrateResult, CaseComparison, MemoryCase, Observation
-from dryfit.settings.wire import Phase
 from dryfit.training.measured_step import observe
 from dryfit.training.step_tracer import StepTracer, subject_task
 
@@ -47,7 +46,6 @@ def calibrate(body: CalibrateRequest, channel: ChildChannel) -> CalibrateResult:
         ConfigError: Nothing was measured.
         TraceError: A case cannot be traced.
     """
-    channel.send(Phase(name="load"))
     result = _measured(body.case, Path(body.folder)) if body.case else _compared(Path(body.folder), channel)
     if body.calibration_dir is not None and result.calibration is not None:
         write_calibration(Path(body.calibration_dir), result.calibration)

@@ -225,7 +225,6 @@ def merge(body: MergeRequest, channel: ChildChannel) -> MergeResult:
         ConfigError: The folder holds no adapters.
     """
     torch.set_num_threads(body.threads)
-    channel.send(Phase(name="load"))
     folder, target = Path(body.model_dir), Path(body.out)
     model = load(folder, dtype=torch.float32, trust=body.trust)
     if not isinstance(model, TaskModel) or model.adapted() is None:
@@ -267,7 +266,6 @@ def export(body: ExportRequest, channel: ChildChannel) -> ExportResult:
         ConfigError: The model cannot be said in the classes of transformers; what of it can is said.
     """
     torch.set_num_threads(body.threads)
-    channel.send(Phase(name="load"))
     folder, target = Path(body.model_dir), Path(body.out)
     doing = f"exporting {folder} to transformers"
     read = read_model_input(folder).with_task_folder(folder, trust=body.trust)

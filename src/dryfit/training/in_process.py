@@ -55,8 +55,10 @@ def main(request_path: Path) -> int:
     body = read_model(request_path, TrainRequest)
     if body is None:
         raise InternalError("training in this process", f"no request at {request_path}")
+    channel = TerminalChannel(request_path.parent)
+    channel.send(Phase(name="load"))
     try:
-        result = train(body.model_copy(update={"checkpoint_every_s": _NEVER_S}), TerminalChannel(request_path.parent))
+        result = train(body.model_copy(update={"checkpoint_every_s": _NEVER_S}), channel)
     except DryfitError as error:
         _say(f"error: {error}")
         return int(error.exit_status)

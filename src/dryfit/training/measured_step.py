@@ -273,7 +273,6 @@ def pace(body: PaceRequest, channel: ChildChannel) -> PaceResult:
     trial = body.trial
     torch.set_num_threads(trial.plan.threads)
     prepare_device(trial.plan, os.environ)
-    channel.send(Phase(name="load"))
     tokens = read_tokens(trial, trial_task(trial.config), only=None)
     steps = TrialSteps(trial_parts(trial, channel, tokens))
     task, size = trial_task(trial.config, tokens), trial.config.settings.train.batch_size

@@ -254,7 +254,6 @@ def check(body: ImportRequest, channel: ChildChannel) -> ImportResult:
     Raises:
         ObjectiveError: It cannot be imported, or not be called with a trial; there is no such script.
     """
-    channel.send(Phase(name="load"))
     if body.table == "script":
         return described(body.objective.function, Path(body.objective.paths[0]))
     before = set(sys.modules)
@@ -330,7 +329,6 @@ def called(body: ObjectiveRequest, channel: ChildChannel, *, anew: bool = False)
         CheckpointError: What is to go on from belongs to another trial.
     """
     _use_threads(body.threads)
-    channel.send(Phase(name="load"))
     with beating(channel):
         demand_unchanged(body.own_file, body.own_hash)
         make_checkpoint_folder(body, anew=anew)

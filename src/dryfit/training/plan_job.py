@@ -37,7 +37,7 @@ from dryfit.settings.sharding import AUTO, Sent
 from dryfit.settings.tables import DataSettings, TrainSettings
 from dryfit.settings.task_facts import facts_of
 from dryfit.settings.text import gib
-from dryfit.settings.wire import Phase, canonical_json
+from dryfit.settings.wire import canonical_json
 from dryfit.tasks.base import Task, TaskContext
 from dryfit.tasks.lm_loss import FOREIGN
 from dryfit.tasks.own import make_task, own_source, task_class
@@ -453,7 +453,6 @@ def plan(body: PlanRequest, channel: ChildChannel) -> PlanResult:
         ConfigError: A model, a size or an execution setting is impossible.
     """
     torch.set_num_threads(1)
-    channel.send(Phase(name="load"))
     body = body.model_copy(update={"subjects": tuple(map(_with_source, body.subjects))})
     for subject in body.subjects:
         check_sharded(subject.settings, body.execution)

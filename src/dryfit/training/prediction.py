@@ -207,7 +207,6 @@ def predict(body: PredictRequest, channel: ChildChannel) -> PredictResult:
         MachineError: CUDA is asked for and not there.
     """
     torch.set_num_threads(body.threads)
-    channel.send(Phase(name="load"))
     device, _ = find_device(body.device)
     rows = stream_rows(body.source)  # absent sources are refused before the model is loaded
     predictor = open_predictor(Path(body.model_dir), device, batch_rows=body.batch_rows, trust=body.trust)

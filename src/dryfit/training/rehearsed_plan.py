@@ -44,7 +44,7 @@ from dryfit.settings.rehearsal_messages import (
 )
 from dryfit.settings.text import gib
 from dryfit.settings.training_messages import ObjectiveRequest
-from dryfit.settings.wire import Phase, Wire
+from dryfit.settings.wire import Wire
 from dryfit.training.current_trial import Trial
 from dryfit.training.objective import beating, may_use_torch
 
@@ -86,7 +86,6 @@ def rehearsed_trial() -> tuple[RehearsedCall, Trial]:
 
 def plan(body: RehearsedPlanRequest, channel: ChildChannel) -> PlanResult:
     """Plan what a user's code trains for one trial. What cannot be rehearsed is answered as unknown."""
-    channel.send(Phase(name="load"))
     own = body.calling.objective
     if body.is_script and not may_use_torch(own.function, Path(own.paths[0])):
         return PlanResult(answers=(PlanAnswer.unknown(body.device, (NO_TORCH,), installed_version("torch")),))

@@ -23,7 +23,7 @@ from dryfit.settings.task_facts import facts_of, task_word
 from dryfit.settings.text import few
 from dryfit.settings.training_messages import ResolveRequest, ResolveResult, RowsRequest, RowsResult, SplitFacts
 from dryfit.settings.user_code import FunctionName
-from dryfit.settings.wire import Phase, Progress
+from dryfit.settings.wire import Progress
 from dryfit.tasks.answers import check_metrics
 from dryfit.tasks.base import Task, TaskContext
 from dryfit.tasks.generation import answer_metric
@@ -45,7 +45,6 @@ def copy_rows(body: RowsRequest, channel: ChildChannel) -> RowsResult:
     Raises:
         DataError: The source is absent, or cannot be read to its end; or its first row lacks a column.
     """
-    channel.send(Phase(name="load"))
     count = 0
     with Path(body.out).open("w", encoding="utf-8") as file:
         for row in stream_rows(body.source):
@@ -103,7 +102,6 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ResolveResult:
     """
     torch.set_num_threads(1)
     device, count = _found_device(body)
-    channel.send(Phase(name="load"))
     task = make_task(body.task, TaskContext(body.settings, body.data))
     if facts_of(body.task).own:
         check_settings(type(task), body.settings, body.searched)
@@ -194,14 +192,12 @@ def check(body: CheckRequest, channel: ChildChannel) -> CheckResult:
         DryfitError: There is no such folder or task, or the model needs code that is not trusted.
     """
     torch.set_num_threads(1)
-    channel.send(Phase(name="load"))
     return CheckResult(health=folder_health(body.folder, body.task, trust=body.trust))
 
 
 def probe(body: ProbeRequest, channel: ChildChannel) -> ProbeResult:
     """Add eight numbers on each CUDA device: a driver that is too old, or a build without its kernels, fails here."""
     del body
-    channel.send(Phase(name="load"))
     devices: list[DeviceSpec] = []
     trouble = ""
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):

@@ -13,7 +13,6 @@ from dryfit.processes.channel import ChildChannel
 from dryfit.settings.check_messages import ScriptArgument, ScriptArgumentsRequest, ScriptArgumentsResult
 from dryfit.settings.errors import ObjectiveError
 from dryfit.settings.user_code import OUTPUT_OPTIONS, CommandTemplate, Value, script_file
-from dryfit.settings.wire import Phase
 from dryfit.training.current_trial import OwnLine
 from dryfit.training.objective import beating, described, run_script
 
@@ -250,7 +249,6 @@ def read_arguments(body: ScriptArgumentsRequest, channel: ChildChannel) -> Scrip
     """
     command, folder = CommandTemplate.parse(body.command), Path(body.folder)
     described(body.command, folder)
-    channel.send(Phase(name="load"))
     parser: Any = argparse.ArgumentParser
     parse, defined = parser.parse_known_args, DefinedArguments()
     defined.install()

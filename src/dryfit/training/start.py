@@ -16,7 +16,7 @@ from dryfit.settings.tables import TRIAL_NEEDS
 from dryfit.settings.training_messages import StopReason, TrainRequest, TrainResult
 from dryfit.settings.trial import FoldScore, TrialConfig, best_point, fold_means
 from dryfit.settings.user_code import demand_unchanged
-from dryfit.settings.wire import Note, Phase
+from dryfit.settings.wire import Note
 from dryfit.tasks.answers import check_metrics
 from dryfit.tasks.base import Task
 from dryfit.training.batches import trial_task
@@ -77,7 +77,6 @@ def start_training(request: TrainRequest, channel: ChildChannel) -> Task:
     if request.file_sharing:
         # Names instead of open files: no limit on those is reached. The memory itself is /dev/shm's all the same.
         torch.multiprocessing.set_sharing_strategy("file_system")
-    channel.send(Phase(name="load"))
     config, plan = request.config, request.plan
     if config.settings.train.batch_size != plan.effective_batch:
         raise InternalError(
