@@ -347,14 +347,6 @@ Split = Sequence[ScoredRow]
 """The rows of a split; of a trial with folds, each fold has one."""
 
 
-def value_interval(
-    metric: str, splits: Sequence[Split], facts: Mapping[str, RowFacts], *, seed: int = 0
-) -> Interval | None:
-    """Return a metric's value with its interval; of several splits, the mean of the values. None: no such metric."""
-    metrics = [row_metric(metric, rows) for rows in splits]
-    return _bootstrap([one for one in metrics if one is not None], splits, facts, seed) if all(metrics) else None
-
-
 def difference_interval(
     metric: str, one: Sequence[Split], other: Sequence[Split], facts: Mapping[str, RowFacts], *, seed: int = 0
 ) -> Interval | None:

@@ -1,15 +1,16 @@
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
 import pytest
 
 from dryfit.tasks.row_metrics import (
+    Interval,
     SeedDifference,
     Split,
     difference_interval,
     seed_difference,
     surviving,
-    value_interval,
 )
 from dryfit.tasks.scored_rows import RowFacts, ScoredRow
 
@@ -22,11 +23,20 @@ def right_or_wrong(right: np.ndarray, labels: np.ndarray) -> list[ScoredRow]:
     ]
 
 
+def interval_of(metric: str, splits: list[Split], facts: dict[str, RowFacts]) -> Interval | None:
+    """The interval of a metric itself: of its difference from a model for which the metric is 0 on any rows."""
+    nothing = [
+        [replace(row, answer={name: 1 - label for name, label in row.truth.items()}, values={"m": 0.0}) for row in rows]
+        for rows in splits
+    ]
+    return difference_interval(metric, splits, nothing, facts)
+
+
 def test_interval_of_a_share_is_the_textbooks() -> None:
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 400)
     rows = right_or_wrong(rng.random(400) < 0.7, labels)
-    found = value_interval("accuracy", [rows], {})
+    found = interval_of("accuracy", [rows], {})
     assert found is not None and found.groups == 400
     half = 1.96 * np.sqrt(found.value * (1 - found.value) / 400)
     assert found.low == pytest.approx(found.value - half, abs=0.006)
@@ -37,9 +47,9 @@ def test_rows_of_one_group_are_drawn_together() -> None:
     rng = np.random.default_rng(1)
     right = np.repeat(rng.random(40) < 0.7, 10)  # ten rows of a group are all right, or all wrong
     rows = right_or_wrong(right, rng.integers(0, 2, 400))
-    alone = value_interval("accuracy", [rows], {})
+    alone = interval_of("accuracy", [rows], {})
     facts = {row.id: RowFacts(str(int(row.id) // 10)) for row in rows}
-    together = value_interval("accuracy", [rows], facts)
+    together = interval_of("accuracy", [rows], facts)
     assert alone is not None and together is not None and together.groups == 40
     wider = (together.high - together.low) / (alone.high - alone.low)
     assert wider == pytest.approx(np.sqrt(10), rel=0.15)
@@ -47,7 +57,7 @@ def test_rows_of_one_group_are_drawn_together() -> None:
 
 def test_the_two_prompts_of_a_row_are_of_its_group() -> None:
     rows = [ScoredRow(f"r{at // 2} ({('criteria', 'evidence')[at % 2]})", {}, {}, values={"m": at}) for at in range(40)]
-    found = value_interval("m", [rows], {f"r{at}": RowFacts(f"g{at // 2}") for at in range(20)})
+    found = interval_of("m", [rows], {f"r{at}": RowFacts(f"g{at // 2}") for at in range(20)})
     assert found is not None and found.groups == 10
 
 
@@ -83,7 +93,7 @@ def test_only_shared_rows_count_and_none_is_no_interval() -> None:
 
 def test_few_groups_have_no_interval() -> None:
     rows = right_or_wrong(np.array([True, False, True]), np.array([0, 1, 1]))
-    found = value_interval("accuracy", [rows], {})
+    found = interval_of("accuracy", [rows], {})
     assert found is not None and not found.is_known and not found.excludes_zero
     assert found.value == pytest.approx(2 / 3)
 
@@ -92,7 +102,7 @@ def test_folds_are_averaged() -> None:
     rng = np.random.default_rng(5)
     first = right_or_wrong(np.ones(20, dtype=bool), rng.integers(0, 2, 20))
     second = right_or_wrong(np.zeros(60, dtype=bool), rng.integers(0, 2, 60))
-    found = value_interval("accuracy", [first, second], {})
+    found = interval_of("accuracy", [first, second], {})
     assert found is not None and found.value == 0.5
 
 

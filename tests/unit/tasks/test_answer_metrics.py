@@ -10,7 +10,7 @@ import pytest
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.tables import LmSettings
 from dryfit.tasks.generation import Answered, OwnNumber, answer_metric, mean_of, measured, scored_answers, words_f1
-from dryfit.tasks.row_metrics import value_interval
+from dryfit.tasks.row_metrics import difference_interval
 
 
 def answered(pairs: list[tuple[str, str]], quotes: list[bool] | None = None) -> Answered:
@@ -108,9 +108,10 @@ def test_a_list_has_a_value_for_each_row_and_so_an_interval(place: Path) -> None
     rows = list(found.rows.values())
     assert list(found.rows) == [4, 7, 9] and [row.values["lengths"] for row in rows] == [1, 3, 1]
     many = [replace(rows[at % 3], id=f"r{at}") for at in range(60)]
-    interval = value_interval("same", [many], {})
+    none = [replace(row, values=dict.fromkeys(row.values, 0.0)) for row in many]
+    interval = difference_interval("same", [many], [none], {})
     assert interval is not None and interval.is_known and interval.low < 1 / 3 < interval.high
-    assert value_interval("whole", [many], {}) is None
+    assert difference_interval("whole", [many], [none], {}) is None
     bad = answer_metric(written(place, "def judge(a, w):\n    return [float('nan'), 1.0]\n"))
     assert bad.of(answered([("x", "x"), ("y", "y")]))["judge"].rows == ()
 
