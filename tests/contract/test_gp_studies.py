@@ -64,7 +64,7 @@ def test_a_study_that_is_killed_is_the_undisturbed_one(tmp_path: Path, sampler: 
     want, have = (fold(folder).trials for folder in (whole, killed))
     assert len(want) == TRIALS
     assert [trial.params for trial in have] == [trial.params for trial in want]
-    notes = fold(whole).sessions[0].notes
+    notes = fold(whole).sessions[0].opened.notes
     assert ("cmaes leaves to tpe: kind (conditional, or a choice)" in notes) == (sampler == "cmaes")
 
 

@@ -124,7 +124,7 @@ class Changes(dryfit.Observer):
         state.best = None
         state.front.clear()
         state.counts.update(dict.fromkeys(state.counts, 10_000))
-        state.sessions[-1].total = 0
+        state.sessions[-1].closed = "changed"
 
 
 def full_disk() -> OSError:

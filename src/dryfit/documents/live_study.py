@@ -359,7 +359,7 @@ class LiveStudy:
         return LiveView(
             goals=goal_names(state),
             trials=trials,
-            total=state.sessions[-1].total,
+            total=state.sessions[-1].opened.total,
             counted=state.counted,
             counts=dict(state.counts),
             elapsed_s=state.wall_until_s(now_s),
@@ -387,11 +387,11 @@ class LiveStudy:
         ]
         session = state.sessions[-1]
         return study_left_s(
-            waiting=max(0, session.total - state.counted - len(running)),
+            waiting=max(0, session.opened.total - state.counted - len(running)),
             running=running,
             finished_s=self._finished_s,
             ends=self._ends,
-            parallel=session.side_by_side or session.parallel,
+            parallel=session.side_by_side or session.opened.parallel,
         )
 
     def _trial_view(self, number: int, now_s: float) -> TrialView:
@@ -727,15 +727,15 @@ class StudyFollower:
 
     def _vitals(self, folder: Path, pid: int | None, now_s: float) -> Vitals:
         """Read the vitals of a process; on another machine, only those that its folder has."""
-        here = bool(self._state.sessions) and self._state.sessions[-1].host == self._host
+        here = bool(self._state.sessions) and self._state.sessions[-1].opened.host == self._host
         return read_vitals(folder, pid if here else None, now_s)
 
     def _alive(self, session: SessionState) -> bool:
         """Whether the control process of a session lives; on another machine it does until it closes the session."""
-        if session.closed is not None or session.host != self._host or session.pid is None:
+        if session.closed is not None or session.opened.host != self._host:
             return session.closed is None
         with suppress(psutil.Error):
-            process = psutil.Process(session.pid)
+            process = psutil.Process(session.opened.pid)
             # The process id may have been reused since.
             is_same = process.create_time() <= session.opened_at_s + _CLOCK_SLACK_S
             return is_same and process.status() != psutil.STATUS_ZOMBIE

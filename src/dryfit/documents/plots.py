@@ -306,7 +306,7 @@ class WorkAxis:
     @classmethod
     def of(cls, sessions: Sequence[SessionState]) -> "WorkAxis":
         """Make the axis of some sessions; those with only short pauses between them share an interval."""
-        worked_s = sum(session.last_at_s - session.opened_at_s for session in sessions)
+        worked_s = sum(session.work_s for session in sessions)
         spans: list[tuple[float, float]] = []
         for session in sessions:
             if spans and session.opened_at_s - spans[-1][1] <= _LONG_PAUSE * worked_s:

@@ -415,11 +415,11 @@ def _facts(state: StudyState) -> Section:
     sessions = tuple(
         (
             time_text(session.opened_at_s),
-            duration_text(session.last_at_s - session.opened_at_s),
-            session.host,
-            session.version,
+            duration_text(session.work_s),
+            session.opened.host,
+            session.opened.version,
             session.closed or "not closed: running, or killed",
-            "; ".join(session.notes),
+            "; ".join(session.opened.notes),
         )
         for session in state.sessions
     )
@@ -517,7 +517,7 @@ def _subtitle(state: StudyState, *, running: bool) -> str:
     created = state.created
     assert created is not None
     goals = " and ".join(f"{goal.direction} {goal.name}" for goal in state.goals)
-    total = state.sessions[-1].total if state.sessions else 0
+    total = state.sessions[-1].opened.total if state.sessions else 0
     now = "running now" if running else "not running"
     return f"{task_word(created.task)}: {goals}; {state.counted} of {total} trials counted; {now}"
 

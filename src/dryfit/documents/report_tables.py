@@ -371,7 +371,7 @@ def side_by_side_view(state: StudyState) -> SideBySideView | None:
         return None
     session = state.sessions[-1]
     return SideBySideView(
-        asked=session.parallel,
+        asked=session.opened.parallel,
         now=session.side_by_side,
         reason=session.side_by_side_reason,
         set_aside=dict(session.set_aside),

@@ -329,7 +329,7 @@ def summarise(state: StudyState, layout: StudyLayout | None = None) -> StudySumm
         trials=TrialCounts(
             **{str(outcome): state.counts[outcome] for outcome in Outcome},
             running=sum(trial.outcome is None for trial in state.present),
-            total=state.sessions[-1].total if state.sessions else 0,
+            total=state.sessions[-1].opened.total if state.sessions else 0,
         ),
         best=BestTrial.of(
             best,

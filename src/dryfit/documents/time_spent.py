@@ -83,7 +83,7 @@ def time_spent(state: StudyState, phases: Callable[[AttemptState], Sequence[Phas
             for kind, spent_s in _of_attempt(attempt, phases(attempt), steps.get(attempt.trial)):
                 seconds[kind] += spent_s
                 busy_s += spent_s
-        seconds[Spent.IDLE] += max(0.0, slots * (session.last_at_s - session.opened_at_s - before_s) - busy_s)
+        seconds[Spent.IDLE] += max(0.0, slots * (session.work_s - before_s) - busy_s)
     return TimeSpent(seconds)
 
 
@@ -94,7 +94,7 @@ def _before(session: SessionState, own: Sequence[AttemptState]) -> float:
 
 def _slots(session: SessionState, own: Sequence[AttemptState]) -> int:
     """Return how many trials the session ran side by side: as it said, or more where several machines did."""
-    said = session.side_by_side if session.side_by_side is not None else session.parallel
+    said = session.side_by_side if session.side_by_side is not None else session.opened.parallel
     changes = sorted(
         change for one in own if one.end_s > one.placed_at_s for change in ((one.placed_at_s, 1), (one.end_s, -1))
     )

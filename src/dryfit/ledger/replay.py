@@ -40,7 +40,6 @@ from dryfit.ledger.state import (
     PlanState,
     SessionState,
     TrialState,
-    VerdictState,
 )
 from dryfit.settings.choices import Direction
 from dryfit.settings.devices import cpu_of
@@ -275,7 +274,7 @@ class StudyState:
     @property
     def wall_s(self) -> float:
         """Seconds that control processes have worked on the study."""
-        return sum(session.last_at_s - session.opened_at_s for session in self.sessions)
+        return sum(session.work_s for session in self.sessions)
 
     def wall_until_s(self, now_s: float) -> float:
         """Return :attr:`wall_s`, with the open session counted up to ``now_s`` (Unix seconds)."""
@@ -284,7 +283,7 @@ class StudyState:
     def generation_wall_until_s(self, now_s: float) -> float:
         """Return :meth:`wall_until_s` without the sessions before the present generation."""
         before = self.sessions[: self.generation.session]
-        return self.wall_until_s(now_s) - sum(session.last_at_s - session.opened_at_s for session in before)
+        return self.wall_until_s(now_s) - sum(session.work_s for session in before)
 
     def history(self) -> History:
         """Return the trials as samplers and pruners see them, with the reused ones of earlier generations.
@@ -349,7 +348,7 @@ class StudyState:
                 trial.reports.append(event.point)
             case VerdictGiven():
                 trial = trial_of(event, self.trials)
-                trial.verdicts[event.n] = VerdictState(event.proceed, event.reason)
+                trial.verdicts[event.n] = event
                 trial.system_attrs.update(event.system_attrs)
             case AttemptPlaced() | AttemptStarted() | FirstStepDone() | CheckpointMade() | AttemptEnded():
                 apply_to_attempt(event, trial_of(event, self.trials), self.sessions[-1] if self.sessions else None)
@@ -361,18 +360,7 @@ class StudyState:
             self.refused_in_a_row = 0  # after a killed session the count goes on
         if self.sessions:
             self.sessions[-1].superseded = True
-        self.sessions.append(
-            SessionState(
-                opened_at_s=event.at,
-                last_at_s=event.at,
-                total=event.total,
-                parallel=event.parallel,
-                host=event.host,
-                version=event.version,
-                notes=event.notes,
-                pid=event.pid,
-            )
-        )
+        self.sessions.append(SessionState(event, event.at))
         self.failures = FailureTally()
 
     def _begin(self, event: GenerationBegan) -> None:

@@ -8,7 +8,16 @@ from enum import StrEnum
 from math import isfinite, isnan
 from typing import Final, Protocol, TypeAlias, TypeVar, cast, overload
 
-from dryfit.ledger.events import ComparabilityKey, FailureFacts, NodeJoined, NodeLost, Observed, ParallelSet
+from dryfit.ledger.events import (
+    ComparabilityKey,
+    FailureFacts,
+    NodeJoined,
+    NodeLost,
+    Observed,
+    ParallelSet,
+    SessionOpened,
+    VerdictGiven,
+)
 from dryfit.settings.devices import HERE, cpu_of, on_cpu
 from dryfit.settings.errors import PERMITTED, Action, FailureKind, InternalError, PastFailure
 from dryfit.settings.execution import ExecutionChoice
@@ -40,6 +49,7 @@ class SessionState:
     """One session: the work of one control process on the study.
 
     Attributes:
+        last_at_s: When its last event so far was written, in Unix seconds.
         set_aside: Devices that are not used any more, each with the reason.
         nodes: The machines that have joined in it, by name.
         side_by_side: How many trials may run at the same time, as determined last; None: as asked for.
@@ -47,19 +57,13 @@ class SessionState:
         superseded: Whether a later session was opened; if this one was not closed, it was killed.
     """
 
-    opened_at_s: float
+    opened: SessionOpened
     last_at_s: float
-    total: int
-    parallel: int = 1
-    host: str = ""
-    version: str = ""
-    notes: tuple[str, ...] = ()
     closed: str | None = None
     set_aside: dict[str, str] = field(default_factory=dict[str, str])
     nodes: dict[str, NodeState] = field(default_factory=dict[str, NodeState])
     side_by_side: int | None = None
     side_by_side_reason: str = ""
-    pid: int | None = None
     superseded: bool = False
 
     def take(self, event: NodeJoined | NodeLost | ParallelSet) -> None:
@@ -80,6 +84,16 @@ class SessionState:
     def is_open(self) -> bool:
         """Whether its control process works on the study, as far as the ledger says."""
         return self.closed is None and not self.superseded
+
+    @property
+    def opened_at_s(self) -> float:
+        """When it was opened, in Unix seconds."""
+        return self.opened.at
+
+    @property
+    def work_s(self) -> float:
+        """Seconds from its first event to its last one."""
+        return self.last_at_s - self.opened.at
 
 
 Fingerprint: TypeAlias = tuple[FailureKind, str, str]
@@ -288,14 +302,6 @@ class PlanState:
         return self.answer.devices * (memory.required_bytes - memory.margin_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictState:
-    """The pruner's answer to a report."""
-
-    proceed: bool
-    reason: str
-
-
 @dataclass(slots=True)
 class GenerationState:
     """One generation: the trials with one comparability key.
@@ -345,7 +351,7 @@ class TrialState:
     generation: int = 1
     own: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
     reports: list[MetricPoint] = field(default_factory=list[MetricPoint])
-    verdicts: dict[int, VerdictState] = field(default_factory=dict[int, VerdictState])
+    verdicts: dict[int, VerdictGiven] = field(default_factory=dict[int, VerdictGiven])
     system_attrs: dict[str, float] = field(default_factory=dict[str, float])
     attempts: list[AttemptState] = field(default_factory=list[AttemptState])
     plan: PlanState | None = None

@@ -181,8 +181,6 @@ class Runs:
     def __init__(self) -> None:
         self.state = StudyState()
         self.runs: list[Run] = []
-        self._began_s = 0.0
-        self._id = ""
 
     @property
     def created(self) -> StudyCreated:
@@ -193,17 +191,17 @@ class Runs:
     @property
     def key(self) -> str:
         """The id of the run that stands for the study; it does not change with its file."""
-        return self._id
+        return self.created.id
 
     @property
     def began_s(self) -> float:
         """When the study was created, in Unix seconds."""
-        return self._began_s
+        return self.created.at
 
     @property
     def folder(self) -> str:
         """A name for the study that no other has: its own, and the beginning of its id."""
-        return f"{self.created.name}-{self._id[:8]}"
+        return f"{self.created.name}-{self.key[:8]}"
 
     @property
     def closed(self) -> str | None:
@@ -225,13 +223,11 @@ class Runs:
     def apply(self, event: Event) -> int | None:
         """Apply one event, and return the number of the trial that it is about; None: about none."""
         self.state.apply(event)
-        if isinstance(event, StudyCreated):
-            self._id, self._began_s = event.id, event.at
         if not isinstance(event, TrialEvent):
             return None
         trial = self.state.trials[event.number]
         if event.number == len(self.runs):
-            key = f"{self._id[:32]}-{trial.generation}-{trial.number}"
+            key = f"{self.key[:32]}-{trial.generation}-{trial.number}"
             self.runs.append(Run(trial, key, f"trial-{trial.number:04d}"))
         if isinstance(event, ReportMade):
             self.runs[event.number].points.append(_point(event.point, event.at))

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dryfit.ledger.events import AttemptStarted, CheckpointMade, Event, FirstStepDone, ReportMade, VerdictGiven
-from dryfit.ledger.state import VerdictState
 from dryfit.processes.attempt import read_messages
 from dryfit.processes.child_spec import ChildMessage
 from dryfit.processes.node import Nodes
@@ -102,7 +101,7 @@ class MessageHandler:
         if not trial.reports or report.point.n > trial.reports[-1].n:  # else an earlier attempt has made it
             self._write(ReportMade(number=child.number, attempt=child.attempt, point=report.point))
 
-    def _verdict(self, child: RunningAttempt, report: Report) -> VerdictState:
+    def _verdict(self, child: RunningAttempt, report: Report) -> VerdictGiven:
         """Return the verdict on a report: the one given before if there is one, else a new one."""
         trial, n = self._study.state.trials[child.number], report.point.n
         if n not in trial.verdicts:

@@ -28,7 +28,7 @@ from dryfit.documents.plots import (
 from dryfit.documents.report import refusal_cells, refusals
 from dryfit.documents.report_tables import trouble_lines, troubles_of
 from dryfit.documents.worth import verdict_of
-from dryfit.ledger.events import AttemptEnded, DeviceSetAside, ParallelSet, ReportMade
+from dryfit.ledger.events import AttemptEnded, DeviceSetAside, ParallelSet, ReportMade, SessionOpened
 from dryfit.ledger.state import AttemptEnd, SessionState
 from dryfit.search.importance import Importance, Importances
 from dryfit.settings.choices import Direction
@@ -115,7 +115,8 @@ def test_parallel_attempts_get_rows_of_their_own() -> None:
 def test_time_is_drawn_in_order_and_pauses_cost_little(stretches: list[tuple[float, float]]) -> None:
     sessions, now = [], 1e9
     for pause, worked in stretches:
-        sessions.append(SessionState(now + pause, now + pause + worked, 1))
+        opened = SessionOpened(at=now + pause, pid=1, host="", version="", total=1)
+        sessions.append(SessionState(opened, now + pause + worked))
         now += pause + worked
     axis = WorkAxis.of(sessions)
     moments = [at for session in sessions for at in (session.opened_at_s, session.last_at_s)]
@@ -123,7 +124,7 @@ def test_time_is_drawn_in_order_and_pauses_cost_little(stretches: list[tuple[flo
     assert all(before <= after for before, after in itertools.pairwise(drawn_at))
     for session in sessions:
         length = axis.at(session.last_at_s) - axis.at(session.opened_at_s)
-        assert length == pytest.approx(session.last_at_s - session.opened_at_s, abs=1e-3)
+        assert length == pytest.approx(session.work_s, abs=1e-3)
     worked = sum(worked for _, worked in stretches)
     assert drawn_at[-1] <= worked * (1 + 0.05 * len(stretches)) + 1e-3
     ticks = axis.ticks()
