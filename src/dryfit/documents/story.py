@@ -253,10 +253,9 @@ def _moments(trial: TrialState, state: StudyState, events: Sequence[Event], path
         moment = _moment(event, trial, state)
         if moment is not None:
             yield moment
-        position = _position(event)
-        if position is not None:
-            attempt, anchor = position
-            yield from _note_moments(attempt, {anchor: notes.get(attempt, {}).pop(anchor, [])})
+            if isinstance(event, AttemptEvent):
+                anchor = _anchor(event, moment.what)
+                yield from _note_moments(event.attempt, {anchor: notes.get(event.attempt, {}).pop(anchor, [])})
         if isinstance(event, TrialFinished):
             return
     for attempt, left in notes.items():  # it runs, or its end has not been examined yet
@@ -266,21 +265,15 @@ def _moments(trial: TrialState, state: StudyState, events: Sequence[Event], path
 Anchor = tuple[MomentKind, int]
 
 
-def _position(event: Event) -> tuple[int, Anchor] | None:
-    """Return the attempt of an event, and the message of that attempt that it belongs to."""
+def _anchor(event: AttemptEvent, kind: MomentKind) -> Anchor:
+    """Return the message of an attempt that an event was written for."""
     match event:
-        case AttemptPlaced():
-            return event.attempt, (MomentKind.PLACED, 0)
-        case AttemptStarted():
-            return event.attempt, (MomentKind.STARTED, 0)
-        case FirstStepDone():
-            return event.attempt, (MomentKind.FIRST_STEP, 0)
-        case ReportMade():
-            return event.attempt, (MomentKind.REPORT, event.point.n)
-        case CheckpointMade():
-            return event.attempt, (MomentKind.CHECKPOINT, event.step)
+        case ReportMade(point=point):
+            return kind, point.n
+        case CheckpointMade(step=step):
+            return kind, step
         case _:
-            return None
+            return kind, 0
 
 
 def _note_moments(attempt: int, notes: Mapping[Anchor, Sequence[str]]) -> Iterator[Moment]:
