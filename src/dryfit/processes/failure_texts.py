@@ -198,12 +198,16 @@ UNREADABLE_TYPES = (
 
 @dataclass(frozen=True, slots=True)
 class FaultCase:
-    """The end of an attempt. ``fault`` is that of the evidence, or else that of the result."""
+    """The end of an attempt."""
 
     evidence: Evidence
     result: ChildResult | None
-    fault: ChildFault | None
     job: Job = Job.TRAIN
+
+    @property
+    def fault(self) -> ChildFault | None:
+        """The fault of the evidence, or else that of the result."""
+        return self.evidence.fault or (self.result.fault if self.result is not None else None)
 
     @property
     def stopped_by(self) -> StopReason | None:

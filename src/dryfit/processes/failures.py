@@ -307,15 +307,14 @@ def classify(evidence: Evidence, result: ChildResult | None, *, job: Job = Job.T
     Returns:
         The one kind that fits best, with a sentence.
     """
-    case = _case(evidence, result, job)
+    case = FaultCase(evidence, result, job)
     row = next(row for row in ROWS if row.matches(case))
-    return Failure(row.kind, render(row, evidence, result, job=job))
+    return Failure(row.kind, render(row, case))
 
 
-def render(row: FaultRow, evidence: Evidence, result: ChildResult | None, *, job: Job = Job.TRAIN) -> str:
+def render(row: FaultRow, case: FaultCase) -> str:
     """Return a row's sentence with all placeholders filled, in one line."""
-    case = _case(evidence, result, job)
-    message = _last_message(case, row)
+    evidence, message = case.evidence, _last_message(case, row)
     xids = ", ".join(f"Xid {xid}: {FATAL_XIDS[xid]}" for xid in dict.fromkeys(fatal_xids(case)))
     return row.sentence.format(
         said=message,
@@ -324,11 +323,6 @@ def render(row: FaultRow, evidence: Evidence, result: ChildResult | None, *, job
         memory=memory_text(known_device_memory(evidence, case.fault)) or message,
         xids=xids or "it did not say why",
     )
-
-
-def _case(evidence: Evidence, result: ChildResult | None, job: Job) -> FaultCase:
-    fault = evidence.fault or (result.fault if result is not None else None)
-    return FaultCase(evidence, result, fault, job)
 
 
 # The details of a failure for its trial's story: the exception, the place in the code, and its context. Pure.

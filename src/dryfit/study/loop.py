@@ -11,7 +11,7 @@ from dryfit.ledger.folder import attempt_key
 from dryfit.ledger.state import AttemptState, TrialState
 from dryfit.processes.attempt import read_result, stacks_tail
 from dryfit.processes.child_spec import ChildExited, ChildMessage, ChildSpec
-from dryfit.processes.failure_texts import lost_devices
+from dryfit.processes.failure_texts import FaultCase, lost_devices
 from dryfit.processes.failures import attempt_terms, classify, decide_recovery, fault_detail, terms_text
 from dryfit.processes.node import Nodes
 from dryfit.processes.packing import Need, need_on
@@ -208,7 +208,7 @@ class AttemptFinalizer:
         )
         answer = alone_first(answer, failure, trial, shared=self.study.parallelism.most > 1)
         folder = self.study.layout.trial(child.number).attempt(child.attempt)
-        fault = complete.fault or (result.fault if result is not None else None)
+        fault = FaultCase(complete, result).fault
         detail = fault_detail(failure.kind, complete, fault, stacks_tail(folder))
         facts = FailureFacts(
             kind=failure.kind,

@@ -15,6 +15,7 @@ from dryfit.processes.attempt import read_messages, read_result
 from dryfit.processes.channel import ChildChannel
 from dryfit.processes.child import ChildStatus, _last_word
 from dryfit.processes.child_spec import SupervisorSettings
+from dryfit.processes.failure_texts import FaultCase
 from dryfit.processes.failures import ROWS, classify, fault_detail, render
 from dryfit.processes.supervisor import Supervisor
 from dryfit.settings.errors import Action, ChildFault, Evidence, FailureKind, FileError
@@ -54,20 +55,20 @@ def test_every_row_s_sentence_can_be_made_of_whatever_is_said(text):
     for evidence in ends_with(text):
         classify(evidence, None)
         for row in ROWS:
-            sentence = render(row, evidence, None)
+            sentence = render(row, FaultCase(evidence, None))
             assert sentence.strip() and sentence.isprintable() and len(sentence) < 1_000
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kind}-{row.sentence[:20]}")
 def test_no_sentence_has_an_empty_place(row):
     for evidence in (Evidence(), Evidence(signal=77), Evidence(exit_code=0), *ends_with(""), *ends_with(" \n\t")):
-        assert not EMPTY.search(render(row, evidence, None))
+        assert not EMPTY.search(render(row, FaultCase(evidence, None)))
 
 
 def test_braces_and_percent_signs_are_told_as_they_are():
     row = next(row for row in ROWS if row.kind is FailureKind.USER_CODE and "{said}" in row.sentence)
     for name in ("braces", "percent"):
-        assert ODD[name] in render(row, ends_with(ODD[name])[0], None)
+        assert ODD[name] in render(row, FaultCase(ends_with(ODD[name])[0], None))
 
 
 @pytest.mark.parametrize("text", ODD.values(), ids=ODD)
@@ -77,7 +78,7 @@ def test_whatever_is_said_can_be_written_and_read_again(text):
         found = fault_detail(row.kind, evidence, evidence.fault, sendable(text))
         facts = FailureFacts(
             kind=row.kind,
-            sentence=render(row, evidence, None),
+            sentence=render(row, FaultCase(evidence, None)),
             action=Action.GIVE_UP,
             error_type=found.error_type,
             error=found.error,

@@ -349,7 +349,7 @@ def test_every_text_is_found_by_its_row():
         for one in row.texts:
             trace = "  File 'x', line 1, in _load_from_checkpoint"  # of use to one row, harmless to the others
             evidence = Evidence(exit_code=1, device="0", fault=ChildFault(("builtins.RuntimeError",), "", one, trace))
-            assert row.matches(FaultCase(evidence, None, evidence.fault)) or row.kind in NEEDS_MORE, one
+            assert row.matches(FaultCase(evidence, None)) or row.kind in NEEDS_MORE, one
 
 
 NEEDS_MORE = {FailureKind.OOM_NEIGHBOUR, FailureKind.OOM_DEVICE}
