@@ -10,7 +10,7 @@ import re
 import runpy
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
 from pathlib import Path
@@ -54,11 +54,7 @@ def described(command: str, folder: Path) -> ImportResult:
     elif not folder.is_dir():
         raise ObjectiveError(f"looking for the script of {command!r}", f"there is no folder {folder}", "a folder")
     modules = {*script_imports(command, folder), *_OURS}
-    versions, owners = {"python": platform.python_version()}, packages_distributions()
-    for package in sorted({owner for name in modules for owner in owners.get(name, ())}):
-        with suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    return ImportResult(source_file=str(file or ""), source_hash=source_hash(file), versions=versions)
+    return _import_result(file, modules)
 
 
 def may_use_torch(command: str, folder: Path) -> bool:
@@ -262,9 +258,7 @@ def check(body: ImportRequest, channel: ChildChannel) -> ImportResult:
             _import_preloaded(name, body.table)
         function = import_function(body.objective, body.table)
         new = {name.partition(".")[0] for name in set(sys.modules) - before}
-        versions = {"python": platform.python_version(), **_versions(new | {"dryfit", *body.objective.preload})}
-    file = source_file(function)
-    return ImportResult(source_file=str(file or ""), source_hash=source_hash(file), versions=versions)
+        return _import_result(source_file(function), new | {"dryfit", *body.objective.preload})
 
 
 def run(body: ObjectiveRequest, channel: ChildChannel) -> TrainResult:
@@ -357,11 +351,10 @@ def _import_preloaded(name: str, table: str) -> None:
         raise ObjectiveError(f"importing {table}.preload {name!r}", str(error), "installed modules") from error
 
 
-def _versions(modules: set[str]) -> dict[str, str]:
-    """Return the versions of the packages that top-level modules belong to."""
-    versions: dict[str, str] = {}
-    owners = packages_distributions()
+def _import_result(file: Path | None, modules: Iterable[str]) -> ImportResult:
+    """Return which file was imported, and the versions of Python and of the packages that modules belong to."""
+    versions, owners = {"python": platform.python_version()}, packages_distributions()
     for package in sorted({owner for name in modules for owner in owners.get(name.partition(".")[0], ())}):
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
-    return versions
+    return ImportResult(source_file=str(file or ""), source_hash=source_hash(file), versions=versions)
