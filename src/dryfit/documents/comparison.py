@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -253,20 +254,25 @@ class SeedOutcome:
     scored: Path
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Contender:
     """A trial to be compared, with how it did with each seed."""
 
     trial: TrialState
     outcomes: tuple[SeedOutcome, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A contender with its rows, by seed; without those of runs that have none."""
-
-    contender: Contender
-    files: Mapping[int, RowFile]
+    @cached_property
+    def files(self) -> Mapping[int, RowFile]:
+        """Its rows, by seed; without those of runs that have none."""
+        files: dict[int, RowFile] = {}
+        for outcome in self.outcomes:
+            path = validation_rows(outcome.scored)
+            try:
+                if path is not None and outcome.error is None:
+                    files[outcome.seed] = read_rows(path)
+            except (FileError, OSError):
+                continue  # damaged, or of another version: the run counts as one without rows, which is said
+        return files
 
 
 _Pair: TypeAlias = tuple[TrialDifference, SeedDifference | None]
@@ -293,51 +299,38 @@ def comparison_of(
     """
     assert state.created is not None  # it has trials
     metric = state.goals[0].name
-    best, names = _read(contenders[0]), state.resolved.labels if state.resolved is not None else ()
+    best, names = contenders[0], state.resolved.labels if state.resolved is not None else ()
     trials, pairs = [_compared(1, best, names)], list[_Pair]()
     for rank, contender in enumerate(contenders[1:], start=2):
-        other = _read(contender)
-        trials.append(_compared(rank, other, names))
-        pairs.append(_pair(metric, best, other, facts or {}))
+        trials.append(_compared(rank, contender, names))
+        pairs.append(_pair(metric, best, contender, facts or {}))
     comparison = Comparison(
         study=state.created.name,
         metric=metric,
         direction=state.direction,
         generation=len(state.generations),
-        best=contenders[0].trial.number,
-        seeds=tuple(outcome.seed for outcome in contenders[0].outcomes),
+        best=best.trial.number,
+        seeds=tuple(outcome.seed for outcome in best.outcomes),
         grouped=facts is not None,
         trials=tuple(trials),
         differences=tuple(_judged(pairs, state.direction)),
-        notes=(*notes, *_limits(contenders, best, pairs, facts)),
+        notes=(*notes, *_limits(contenders, pairs, facts)),
     )
     return comparison.model_copy(update={"judgement": judgement(comparison)})
 
 
-def _read(contender: Contender) -> _Read:
-    files: dict[int, RowFile] = {}
-    for outcome in contender.outcomes:
-        path = validation_rows(outcome.scored)
-        try:
-            if path is not None and outcome.error is None:
-                files[outcome.seed] = read_rows(path)
-        except (FileError, OSError):
-            continue  # damaged, or of another version: the run counts as one without rows, which is said
-    return _Read(contender, files)
-
-
-def _compared(rank: int, read: _Read, names: Sequence[str]) -> ComparedTrial:
-    trial = read.contender.trial
+def _compared(rank: int, contender: Contender, names: Sequence[str]) -> ComparedTrial:
+    trial, files = contender.trial, contender.files
     assert trial.score is not None  # only complete trials are compared
     runs = tuple(
         ComparedRun(
             seed=one.seed,
             value=one.value if one.value is not None and math.isfinite(one.value) else None,
-            collapsed=(collapsed(read.files[one.seed].rows, names) or None) if one.seed in read.files else None,
+            collapsed=(collapsed(files[one.seed].rows, names) or None) if one.seed in files else None,
             error=one.error,
             folder=one.scored.parent.name,
         )
-        for one in read.contender.outcomes
+        for one in contender.outcomes
     )
     return ComparedTrial(
         rank=rank,
@@ -350,11 +343,11 @@ def _compared(rank: int, read: _Read, names: Sequence[str]) -> ComparedTrial:
     )
 
 
-def _pair(metric: str, best: _Read, other: _Read, facts: Mapping[str, RowFacts]) -> _Pair:
+def _pair(metric: str, best: Contender, other: Contender, facts: Mapping[str, RowFacts]) -> _Pair:
     seeds = tuple(seed for seed in best.files if seed in other.files)
     difference, why, rows = None, _GONE, 0
     if len(seeds) >= FEWEST_SEEDS:
-        ones, others = ([read.files[seed].rows for seed in seeds] for read in (best, other))
+        ones, others = ([one.files[seed].rows for seed in seeds] for one in (best, other))
         rows, difference = len(ones[0]), seed_difference(metric, ones, others, facts)
         if difference is None:
             why = f"the scored rows do not say what {metric} needs"
@@ -366,7 +359,7 @@ def _pair(metric: str, best: _Read, other: _Read, facts: Mapping[str, RowFacts])
     interval = difference.interval() if difference is not None else None
     known = interval if interval is not None and interval.is_known else None
     unjudged = TrialDifference(
-        trial=other.contender.trial.number,
+        trial=other.trial.number,
         best_is=BestIs.UNKNOWN,
         value=interval.value if interval is not None and math.isfinite(interval.value) else None,
         low=known.low if known is not None else None,
@@ -391,16 +384,14 @@ def _judged(pairs: Sequence[_Pair], direction: Direction) -> Iterator[TrialDiffe
         yield one.model_copy(update={"best_is": told if next(survives) else BestIs.NOT_TOLD_APART})
 
 
-def _limits(
-    contenders: Sequence[Contender], best: _Read, pairs: Sequence[_Pair], facts: Mapping[str, RowFacts] | None
-) -> list[str]:
+def _limits(contenders: Sequence[Contender], pairs: Sequence[_Pair], facts: Mapping[str, RowFacts] | None) -> list[str]:
     notes = [
         f"Trial {contender.trial.number} has no run with seed {outcome.seed}: {outcome.error}"
         for contender in contenders
         for outcome in contender.outcomes
         if outcome.error is not None
     ]
-    of = max((file.of for file in best.files.values()), default=0)
+    of = max((file.of for file in contenders[0].files.values()), default=0)
     rows = min((one.rows for one, _ in pairs if one.rows), default=of)
     if of > rows:
         notes.append(f"The differences are those of {rows} of the {of} rows of validation, which are kept.")
