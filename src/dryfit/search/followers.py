@@ -22,7 +22,7 @@ from dryfit.settings.errors import MachineError
 from dryfit.settings.files import closing, contents
 from dryfit.settings.secrets import public_environment
 from dryfit.settings.study_file import StudyConfig
-from dryfit.settings.study_file_checks import ENVIRONMENT_PREFIX, Tracker, TrackerName, tracker_of
+from dryfit.settings.study_file_checks import Tracker, TrackerName, tracker_of, variable_of
 from dryfit.settings.wire import Message
 
 # Targets of followers, and a tracker's requirements: package, variables, URL.
@@ -65,13 +65,27 @@ class Mirror:
     @property
     def variable(self) -> str | None:
         """The environment variable that has the URL; None: it is here."""
-        named = self.where.startswith(ENVIRONMENT_PREFIX)
-        return self.where.removeprefix(ENVIRONMENT_PREFIX) if named else None
+        return variable_of(self.where)
 
 
 def target_of(entry: str) -> Mirror | Tracker:
     """Return the target of a follower's process."""
     return Mirror(entry.removeprefix(_MIRROR_PREFIX)) if entry.startswith(_MIRROR_PREFIX) else tracker_of(entry)
+
+
+def _url_of(target: Mirror | Tracker, doing: str, environment: Mapping[str, str], url: str, example: str) -> str:
+    """Return the URL in the variable of a target, or where the target is by itself.
+
+    Raises:
+        MachineError: There is no such variable.
+    """
+    name = target.variable
+    if name is None:
+        return target.where
+    if not environment.get(name):
+        found, allowed = f"the environment variable {name} is not set", f"a variable that holds {url}"
+        raise MachineError(doing, found, allowed, f"export {name}={example}")
+    return environment[name]
 
 
 def storage_url(storage: str, environment: Mapping[str, str]) -> str:
@@ -80,17 +94,8 @@ def storage_url(storage: str, environment: Mapping[str, str]) -> str:
     Raises:
         MachineError: There is no such variable.
     """
-    name = Mirror(storage).variable
-    if name is None:
-        return storage
-    if not environment.get(name):
-        raise MachineError(
-            f'opening search.mirror = "{storage}"',
-            f"the environment variable {name} is not set",
-            "a variable that holds an Optuna storage URL",
-            f"export {name}=postgresql://...",
-        )
-    return environment[name]
+    doing = f'opening search.mirror = "{storage}"'
+    return _url_of(Mirror(storage), doing, environment, "an Optuna storage URL", "postgresql://...")
 
 
 def target_environment(target: Mirror | Tracker, environment: Mapping[str, str]) -> dict[str, str]:
@@ -110,16 +115,8 @@ def resolved(tracker: Tracker, study: Path, environment: Mapping[str, str]) -> s
     """
     if tracker.name is TrackerName.TENSORBOARD:
         return str(study / Path(tracker.where).expanduser())
-    if tracker.variable is None:
-        return tracker.where
-    if not environment.get(tracker.variable):
-        raise MachineError(
-            f'opening study.track = "{tracker.entry}"',
-            f"the environment variable {tracker.variable} is not set",
-            "a variable that holds the URL of an MLflow server",
-            f"export {tracker.variable}=http://...",
-        )
-    return environment[tracker.variable]
+    doing = f'opening study.track = "{tracker.entry}"'
+    return _url_of(tracker, doing, environment, "the URL of an MLflow server", "http://...")
 
 
 def demand_tracker(tracker: Tracker, study: Path, environment: Mapping[str, str]) -> str:
@@ -181,11 +178,17 @@ def server_trouble(tracker: Tracker, where: str, environment: Mapping[str, str])
         return "it is no URL"
     if parts.scheme not in ("http", "https"):
         return ""
+    silent = silence(host, port)
+    return f"{host} on port {port}: {silent}" if silent else ""
+
+
+def silence(host: str | None, port: int) -> str:
+    """Return why nobody answers on a port of a host, of this machine where none is named; empty: somebody does."""
     try:
         with socket.create_connection((host or "localhost", port), timeout=_CONNECT_S):
             return ""
     except OSError as error:
-        return f"{host} on port {port}: {error.strerror or error}"
+        return error.strerror or str(error)
 
 
 def client(name: str, part: str = "") -> Any:

@@ -31,6 +31,11 @@ _LIKE_A_KEY = re.compile(r"[0-9a-f]{32,}|hf_[A-Za-z0-9]{20,}|wandb_v[0-9]_\S{20,
 ENVIRONMENT_PREFIX = "env:"
 
 
+def variable_of(where: str) -> str | None:
+    """Return the environment variable that has a target's URL; None: the target is named as it is."""
+    return where.removeprefix(ENVIRONMENT_PREFIX) if where.startswith(ENVIRONMENT_PREFIX) else None
+
+
 class TrackerName(StrEnum):
     """What a study can be shown in."""
 
@@ -66,8 +71,7 @@ class Tracker:
     @property
     def variable(self) -> str | None:
         """The environment variable that has the URL; None: it is in the file."""
-        named = self.where.startswith(ENVIRONMENT_PREFIX)
-        return self.where.removeprefix(ENVIRONMENT_PREFIX) if named else None
+        return variable_of(self.where)
 
     @property
     def slug(self) -> str:
@@ -568,7 +572,7 @@ def password_problem(place: KeyPath) -> Problem:
 
 def _mirror(config: StudyConfig) -> list[Problem]:
     mirror = config.search.mirror
-    if mirror.startswith("env:") and not re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]*", mirror):
+    if mirror.startswith(ENVIRONMENT_PREFIX) and not _VARIABLE.fullmatch(mirror):
         return [Problem(("search", "mirror"), f"is {shown(mirror)}", "env:NAME, NAME a variable of the environment")]
     return []
 

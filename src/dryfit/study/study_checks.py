@@ -1,7 +1,6 @@
 """Checks of a study before anything runs: file, folder, ledger, devices, rows, batches, models."""
 
 import math
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ from dryfit.ledger.folder import StudyLayout
 from dryfit.ledger.ledger import each_event, lock_owner
 from dryfit.ledger.replay import StudyState
 from dryfit.search.changes import comparability_key
-from dryfit.search.followers import demand_tracker, server_trouble, storage_url
+from dryfit.search.followers import demand_tracker, server_trouble, silence, storage_url
 from dryfit.search.samplers import suggest
 from dryfit.search.space import Space, apply_params, setting
 from dryfit.settings.check_messages import BatchCheckRequest, BatchCheckResult, PointCheck, ProbeResult, StepCheck
@@ -40,7 +39,6 @@ from dryfit.study.pace import recorded_precision, with_precision
 ABOUT: Final = "study"
 
 _DRAWS: Final = 64
-_CONNECT_S: Final = 5.0
 _PORTS: Final = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306, "redis": 6379}
 _ROOMY: Final = 2.0
 """Free disk below this many times the need gives a warning: other programs write too."""
@@ -200,11 +198,7 @@ def _url_trouble(url: str) -> tuple[str, str]:
         return "sqlite", facts.not_writable and f"{facts.folder}: {facts.not_writable}"
     if kind not in _PORTS:
         return kind or "search.mirror", "it is no storage that Optuna knows"
-    try:
-        with socket.create_connection((host or "localhost", port or _PORTS[kind]), timeout=_CONNECT_S):
-            return f"{kind} on {host or 'localhost'}", ""
-    except OSError as error:
-        return f"{kind} on {host or 'localhost'}", error.strerror or str(error)
+    return f"{kind} on {host or 'localhost'}", silence(host, port or _PORTS[kind])
 
 
 def cache_finding(layout: StudyLayout, folder: FolderFacts) -> Finding:
