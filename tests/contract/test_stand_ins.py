@@ -1,11 +1,13 @@
 """Kernels of other packages take what hand counts of outputs, saved tensors and scratch say."""
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rehearsed import facts_of
+from dryfit.settings.rehearsal_messages import ScriptEnd
+from rehearsed import facts_of, rehearse
 
 pytestmark = pytest.mark.heavy
 MIB = 2**20
@@ -87,6 +89,57 @@ def test_state_space_models(others: dict[str, Any]) -> None:
     inputs = 2 * 4 * 16 * 1024 * (4 + 2)  # gradients of B and C in fp32, then in 16 bits
     kept = 2 * tokens + states
     assert others["scan"] == [kept, kept, 3 * tokens + decay + parameters + inputs]
+
+
+def test_mamba_2_scans_chunks(others: dict[str, Any]) -> None:
+    out, steps, products, state = (
+        8 * MIB,
+        MIB // 4,
+        4 * MIB,
+        2 * MIB,
+    )  # the last two: 256 x 256 for each of 16 chunks in fp32
+    states, shared = 4 * MIB, MIB  # of each chunk, B or C, in 16 bits
+    kept, most = out + steps, out + 2 * steps + states + state + products
+    buffer = 256 * MIB  # of the autotuner's benchmark, in the first call
+    parts = 6  # heads of the one group are summed by threes: 256 chunks of heads on 108 multiprocessors
+    gradients = out + 2 * shared + TOKENS * 32  # of x, B and C, and time steps
+    again = TOKENS * 32 + 2 * steps + products + state + 2 * states
+    scratch = 3 * steps + 2 * 2 * shared + parts * products
+    small = 1024 + 512  # a number for each chunk and head; D's gradient
+    assert others["chunks"] == [kept, most, gradients + again + scratch + products + small]
+    assert others["tuned chunks"] == [kept, most + buffer, gradients + again + scratch + buffer + small]
+
+
+def test_the_gated_norm_of_mamba_2(others: dict[str, Any]) -> None:
+    kept, sums = 8 * MIB + TOKENS * 4, 108 * 1024 * 4 + 4096 + 2048  # of 108 multiprocessors; their sum, in 16 bits
+    assert others["gated norm"] == [kept, kept, 16 * MIB + sums]
+
+
+def test_the_fused_layer_of_mamba_2(others: dict[str, Any]) -> None:
+    inner, mixed, out = 8 * MIB, 10 * MIB, 4 * MIB
+    kept = inner + TOKENS * 4 + out
+    scan = 2 * MIB // 4 + 4 * MIB + 2 * MIB  # steps, states and the last state, while the output is projected
+    assert others["whole"][:2] == [kept, kept + mixed + scan + inner]
+    backward = 3 * inner + 2 * mixed + TOKENS * 2320 * 2  # normed again, gradients of both norms' sides; all inputs
+    of_scan = TOKENS * 32 + 2 * MIB // 4 + 4 * MIB + 2 * MIB + 8 * MIB + 3 * MIB // 4 + 4 * MIB + 7 * 4 * MIB
+    assert others["whole"][2] == backward + of_scan + 1024 + 512 + 2048  # and the norm's weight
+
+
+def test_the_fused_layer_of_mamba(others: dict[str, Any]) -> None:
+    tokens, parts, states = 4 * MIB, TOKENS * 64 * 2, 4 * 512 * 32 * 4
+    saved = parts + 2 * TOKENS * 16 * 2 + states
+    assert others["inner"][:2] == [saved + 2 * tokens, saved + 4 * tokens]
+    assert 0 < others["inner"][2] - 9 * tokens < 2 * MIB  # two inputs, delta, outputs, gradients, one in another order
+
+
+@pytest.mark.parametrize("way", ["fused", "plain"])
+def test_transformers_mamba_2_takes_the_fused_layer(tmp_path: Path, way: str) -> None:
+    given = ("mamba_ssm", "causal_conv1d") if way == "fused" else ()
+    answer = rehearse(tmp_path, "odd/mamba2.py", way, given=given)
+    assert (answer.end, answer.fits) == (ScriptEnd.FINISHED, True), answer.traceback
+    assert [one.partition(" ")[0] for one in answer.assumed] == ["mamba-ssm", "causal-conv1d"][: len(given)]
+    untold = "the arithmetic of mamba-ssm is not counted: no time is told"
+    assert (untold in answer.notes) is bool(given)
 
 
 def test_norms(others: dict[str, Any]) -> None:

@@ -119,9 +119,40 @@ def others() -> None:
     decay = made(channels, states, dtype=torch.float32)
     scan = lambda u, delta, a, b, c, d, z, bias: selective_scan_fn(u, delta, a, b, c, d, z, bias, True)  # noqa: E731
     measure("scan", scan, made(*tokens), made(*tokens), decay, *sums, numbers[0], made(*tokens), numbers[1])
+    mixed(tokens)
     for norm in (FusedLayerNorm(1024).to("cuda", torch.bfloat16), FusedRMSNorm(1024).to("cuda", torch.bfloat16)):
         measure(type(norm).__mro__[1].__name__, norm, made(ROWS, TOKENS, 1024))
     facts["engine"] = str(RMSNorm(1024).weight.device)
+
+
+def mixed(tokens: tuple[int, ...]) -> None:
+    """Mamba-2's scan in 4 chunks of 256 tokens, 128 states, one group; and whole layers of both Mambas."""
+    from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn
+    from mamba_ssm.ops.triton.layernorm_gated import RMSNorm
+    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined
+
+    (made(8, 8) @ made(8, 8)).sum().backward()  # makes cuBLAS's workspaces
+    inner, states = HEADS * WIDTH, 128
+    dense, shared = (ROWS, TOKENS, HEADS, WIDTH), (ROWS, TOKENS, 1, states)
+    decays = [made(HEADS, dtype=torch.float32) for _ in ("A", "D", "bias")]
+    scan = lambda x, dt, b, c, a, d, bias: mamba_chunk_scan_combined(x, dt, a, b, c, 256, D=d, dt_bias=bias)  # noqa: E731
+    given = (made(*dense), made(ROWS, TOKENS, HEADS), made(*shared), made(*shared), *decays)
+    measure("tuned chunks", scan, *given)
+    measure("chunks", scan, *given)
+    norm = RMSNorm(inner, norm_before_gate=False, device="cuda", dtype=torch.bfloat16)
+    measure("gated norm", norm, made(ROWS, TOKENS, inner), made(ROWS, TOKENS, inner))
+    channels = inner + 2 * states
+    projected = made(ROWS, TOKENS, inner + channels + HEADS)
+    whole = lambda zx, weight, bias, a, d, dt, norm, out: mamba_split_conv1d_scan_combined(  # noqa: E731
+        zx, weight, bias, dt, a, d, 256, rmsnorm_weight=norm, outproj_weight=out, headdim=WIDTH
+    )
+    weights = (made(inner), made(512, inner))
+    measure("whole", whole, projected, made(channels, 4), made(channels), *decays, *weights)
+    _, channels, length = tokens
+    parts = (made(64, channels), made(channels, 32), made(512, channels))
+    layer = lambda xz, weight, x, delta, out, a, d: mamba_inner_fn(xz, weight, None, x, delta, out, None, a, D=d)  # noqa: E731
+    numbers = (made(channels, 16, dtype=torch.float32), made(channels, dtype=torch.float32))
+    measure("inner", layer, made(ROWS, 2 * channels, length), made(channels, 1, 4), *parts, *numbers)
 
 
 def liger() -> None:

@@ -89,7 +89,7 @@ class VirtualGpu:
         """Packages that were taken to be there, each with the reason and the source of what it takes."""
         self.notes: list[str] = []
         """Remarks on the whole run."""
-        self.presence = Presence(STAND_INS, lambda _, text: self.assumed.append(text), self._goes_on_without)
+        self.presence = Presence(STAND_INS, self._assumes, self._goes_on_without)
         self.places = Places()
         self.dispatch = VirtualDispatch(self.allocations, self.places, ranks, spec.capability)
         self.dispatch.on_no_room = self._no_room
@@ -195,6 +195,12 @@ class VirtualGpu:
             more = len(self._kernels) - _MOST_KERNELS
             names += f" and {more} more" if more > 0 else ""
             self.notes.append(f"{_LAUNCHES}: {names}; what they write to is counted, {timed}")
+
+    def _assumes(self, package: str, text: str) -> None:
+        self.assumed.append(text)
+        row = STAND_INS.get(package)
+        if row is not None and not row.is_timed:
+            self._untimed(f"the arithmetic of {row.distribution} is not counted")
 
     def _goes_on_without(self, package: str) -> None:
         self._note(

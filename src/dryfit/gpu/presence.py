@@ -46,6 +46,7 @@ class StandIn:
         modules: Makes its modules, by full name, with what is in them.
         distribution: Its name in a registry.
         is_open: Whether whatever else is asked of it is a placeholder: nothing computes with it.
+        is_timed: Whether the arithmetic of its functions counts.
     """
 
     version: str
@@ -53,6 +54,7 @@ class StandIn:
     modules: Callable[[], Mapping[str, Mapping[str, Any]]]
     distribution: str
     is_open: bool = False
+    is_timed: bool = True
 
 
 class Presence(MetaPathFinder, Loader):

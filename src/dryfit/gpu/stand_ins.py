@@ -6,7 +6,6 @@ kernels are: it keeps the same tensors, and its arithmetic is counted.
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from inspect import Parameter, Signature
 from typing import Any, Final
 
 import torch
@@ -14,12 +13,12 @@ import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 from torch import Tensor, nn
 
 from dryfit.gpu.presence import StandIn
+from dryfit.gpu.state_spaces import conv_modules, mamba_modules, signature
 from dryfit.gpu.triton_stand_in import TRITON
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 _WIDTH_ALIGNMENT = 8
-_SCAN_CHUNK = 2048
 
 
 # flash-attn: dense queries, keys and values are (rows, tokens, heads, width), those of rows without padding (tokens,
@@ -151,10 +150,7 @@ def _signed(function: Callable[..., Any], needed: str, options: str) -> Callable
     def signed(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    kind = Parameter.POSITIONAL_OR_KEYWORD
-    made = [Parameter(name, kind) for name in needed.split()]
-    made += [Parameter(name, kind, default=None) for name in options.split()]
-    signed.__signature__ = Signature(made)  # pyright: ignore[reportFunctionMemberAccess]
+    signed.__signature__ = signature(needed, options)  # pyright: ignore[reportFunctionMemberAccess]
     return signed
 
 
@@ -427,73 +423,6 @@ def _xformers_modules() -> Mapping[str, Mapping[str, Any]]:
     }
 
 
-# State space models: (rows, channels, tokens).
-
-
-class _CausalConv(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # pyright: ignore
-        """Allocate the output."""
-        ctx.save_for_backward(x, weight, bias)
-        return torch.empty_like(x)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        """Allocate the gradients; those of weights are summed in fp32."""
-        x, weight, bias = ctx.saved_tensors
-        made = torch.empty_like(x)
-        sums = [None if one is None else torch.zeros_like(one, dtype=torch.float32) for one in (weight, bias)]
-        return made, *(None if one is None else one.to(weight.dtype) for one in sums)
-
-
-def _causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-    named = {**dict(zip(("seq_idx", "initial_states", "return_final_states"), args, strict=False)), **kwargs}
-    x = x if 1 in (x.stride(2), x.stride(1)) else x.contiguous()
-    out = _CausalConv.apply(x, weight, bias)
-    if not named.get("return_final_states"):
-        return out
-    return out, x.new_empty((x.shape[0], weight.shape[1] - 1, x.shape[1])).transpose(1, 2)
-
-
-def _causal_conv1d_update(x: Tensor, *_: Any, **__: Any) -> Tensor:
-    return torch.empty_like(x)
-
-
-class _Scan(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *given: Tensor | None) -> Any:  # pyright: ignore
-        """Allocate the output, the state after each part of the tokens, and the gated output."""
-        u, delta, a, _, _, _, z, _ = given
-        assert u is not None and delta is not None and a is not None
-        out = torch.empty_like(delta)
-        states = u.new_empty((*u.shape[:2], -(-u.shape[2] // _SCAN_CHUNK), a.shape[1] * 2), dtype=a.dtype)
-        ctx.save_for_backward(*given, states, *(() if z is None else (out,)))
-        gated = out if z is None else torch.empty_like(z)
-        last = states[:, :, -1, 1::2]
-        ctx.mark_non_differentiable(last)
-        ctx.set_materialize_grads(False)
-        return gated, last
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        """Allocate the gradients; those of B and C are summed in fp32."""
-        u, delta, a, b, c, d, z, bias = ctx.saved_tensors[:8]
-        gate = None if z is None else torch.empty_like(z)
-        made = [torch.empty_like(u), torch.empty_like(delta), torch.zeros_like(a)]
-        sums = [torch.zeros_like(one, dtype=torch.float32 if one.dim() > 2 else one.dtype) for one in (b, c)]
-        rest = [None if one is None else torch.zeros_like(one) for one in (d, bias)]
-        return *made, *(one.to(like.dtype) for one, like in zip(sums, (b, c), strict=True)), rest[0], gate, rest[1]
-
-
-def _selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: N803  # the package's names
-    names = ("D", "z", "delta_bias", "delta_softplus", "return_last_state")
-    named = {**dict.fromkeys(names), **dict(zip(names, args, strict=False)), **kwargs}
-    given = [one if one is None or one.stride(-1) == 1 else one.contiguous() for one in (u, delta, B, C, named["z"])]
-    u, delta, B, C, z = given  # pyright: ignore  # noqa: N806
-    out, last = _Scan.apply(u, delta, A, B, C, named["D"], z, named["delta_bias"])  # pyright: ignore
-    return (out, last) if named["return_last_state"] else out
-
-
 # Norms: torch's own keep the same: inputs, and mean and deviation of each row in fp32.
 
 
@@ -522,13 +451,6 @@ def _engine_modules() -> Mapping[str, Mapping[str, Any]]:
     return {"transformer_engine": {}, "transformer_engine.pytorch": norms}
 
 
-def _one(module: str, **functions: Callable[..., Any]) -> Callable[[], Mapping[str, Mapping[str, Any]]]:
-    """Return what makes a module in its packages, which have the same functions."""
-    parts = module.split(".")
-    names = [".".join(parts[: at + 1]) for at in range(len(parts))]
-    return lambda: {name: functions if name in (names[0], names[-1]) else {} for name in names}
-
-
 STAND_INS: Final[Mapping[str, StandIn]] = {
     "triton": TRITON,
     "flash_attn": StandIn(
@@ -543,20 +465,18 @@ STAND_INS: Final[Mapping[str, StandIn]] = {
     ),
     "xformers": StandIn("0.0.35", "ops/fmha/__init__.py and flash.py, 0.0.35", _xformers_modules, "xformers"),
     "causal_conv1d": StandIn(
-        "1.5.2",
-        "causal_conv1d_interface.py (17f4f2f) and csrc/causal_conv1d.cpp (018489d)",
-        _one(
-            "causal_conv1d.causal_conv1d_interface",
-            causal_conv1d_fn=_causal_conv1d,
-            causal_conv1d_update=_causal_conv1d_update,
-        ),
+        "1.6.1",
+        "causal_conv1d_interface.py and cpp_functions.py (0d2252d)",
+        conv_modules,
         "causal-conv1d",
     ),
     "mamba_ssm": StandIn(
-        "2.2.5",
-        "selective_scan_interface.py (01887ed) and csrc/selective_scan/selective_scan.cpp (23f42a1)",
-        _one("mamba_ssm.ops.selective_scan_interface", selective_scan_fn=_selective_scan),
+        "2.3.2",
+        "selective_scan_interface.py, ops/triton/ssd_*.py and layernorm_gated.py (e9594ce), "
+        "csrc/selective_scan/selective_scan.cpp (23f42a1)",
+        mamba_modules,
         "mamba-ssm",
+        is_timed=False,
     ),
     "apex": StandIn("0.1", "apex/normalization/fused_layer_norm.py (014f30f)", _apex_modules, "apex"),
     "transformer_engine": StandIn(
