@@ -18,6 +18,7 @@ from dryfit.gpu import fake_tensors, sparse
 from dryfit.gpu.custom_operators import Bodies
 from dryfit.gpu.fake_cuda import ASKS_FOR_VALUES, OUT_VARIANTS, StandIns
 from dryfit.gpu.host_memory import HostMemory, is_pinned
+from dryfit.gpu.kernels import OF_ONE_KERNEL
 from dryfit.gpu.private_apis.torch_fakes import (
     DynamicOutputShapeException,
     FakeTensor,
@@ -144,6 +145,13 @@ def _of_script(func: Any, types: Any, args: tuple[Any, ...]) -> tuple[Any, tuple
     return (_aten.convolution.default, args[:_CONVOLUTION_ARGUMENTS]) if func is TRACED_CONVOLUTION else (func, args)
 
 
+def _of_inference(args: Any) -> bool:
+    """Whether an operator runs in inference mode, or behind it on a tensor that was made there."""
+    return torch.is_inference_mode_enabled() or any(
+        isinstance(one, torch.Tensor) and one.is_inference() for one in args
+    )
+
+
 def _rows(args: Any) -> int:
     """Return the number of rows of an operator's first tensor: boxes that are kept, entries that are found."""
     first = next((one for one in tree_iter(args) if isinstance(one, torch.Tensor) and one.ndim), None)
@@ -181,7 +189,8 @@ class VirtualDispatch(ScriptRecorder):
         """Whether this process was forked from one that had used the device, and so must not use it."""
         self._devices = devices
         self._denies = False
-        self._primitive: set[Any] = set()
+        self._primitive: set[Any] = {getattr(_aten, name).default for name in OF_ONE_KERNEL}
+        self._is_wrapped = False
         """Operators that are made of no others."""
         self._lock = threading.RLock()  # fakes are made under one mode, which counts how often it was entered
         self.stand_ins = StandIns()
@@ -243,13 +252,12 @@ class VirtualDispatch(ScriptRecorder):
             elif one.__torch_dispatch__ is not _NO_DISPATCH:
                 if self.functions is None or issubclass(one, DTensor):
                     return NotImplemented  # a wrapper: its local operators come back here
-                with self, self.functions:  # within it torch would call constructors past the mode of functions
+                with self, self.functions, self._within_wrapper():  # torch would call constructors past its modes
                     return one.__torch_dispatch__(func, types, args, kwargs)
         if has_fake and self._is_foreign(args):
             return func(*args, **kwargs)
-        if func not in self._primitive:
-            # Outside of inference mode, and of tensors that wrap others, torch takes an operator apart before it comes
-            # here (``item``, ``linear``, ``to``).
+        if func not in self._primitive and (self._is_wrapped or _of_inference(args)):
+            # Elsewhere torch takes an operator apart before it comes here (``item``, ``linear``, ``to``).
             with self:
                 routed = func is _ATTENTION and _is_on_cuda(args, None)
                 out = self.attention(*args, **kwargs) if routed else func.decompose(*args, **kwargs)
@@ -288,6 +296,15 @@ class VirtualDispatch(ScriptRecorder):
             )
         with self._lock:
             return self._on_device(func, types, args, kwargs, device)
+
+    @contextmanager
+    def _within_wrapper(self) -> Iterator[None]:
+        """Take operators apart, in the block: a tensor around others gives theirs whole (``linear`` of nested ones)."""
+        before, self._is_wrapped = self._is_wrapped, True
+        try:
+            yield
+        finally:
+            self._is_wrapped = before
 
     def _traced(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator that ``torch.jit.trace`` does not record: instead of a convolution, what that calls."""

@@ -187,7 +187,7 @@ def route_attention(device: str, capability: tuple[int, int]) -> Iterator[Callab
     with scoped_library("aten", "IMPL") as library:
         for dispatch_key in ("AutogradCUDA", "CUDA"):
             library.impl("scaled_dot_product_attention", attention, dispatch_key, allow_override=True)
-        for name in _OF_ONE_KERNEL:
+        for name in OF_ONE_KERNEL:
             library.impl(name, _not_called, "CUDA", allow_override=True)
         yield attention
 
@@ -195,7 +195,7 @@ def route_attention(device: str, capability: tuple[int, int]) -> Iterator[Callab
 # torch composes these of other operators for a device without a kernel of their own (``CompositeImplicitAutograd`` in
 # native_functions.yaml), so a CPU build does on fake CUDA tensors: it keeps and makes tensors that a device does not
 # have. That there is a kernel is enough: fakes answer before it. To be removed when CPU builds have such kernels.
-_OF_ONE_KERNEL: Final = ("silu_backward", "mish_backward", *({"_fused_rms_norm"} & ARGUMENTS.keys()))
+OF_ONE_KERNEL: Final = ("silu_backward", "mish_backward", *({"_fused_rms_norm"} & ARGUMENTS.keys()))
 """Operators of one kernel on CUDA: RMSNorm's since torch 2.9 (``layer_norm_kernel.cu``)."""
 
 

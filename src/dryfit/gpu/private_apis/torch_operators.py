@@ -40,6 +40,7 @@ ARGUMENTS: Final = {
     ),
     "_flash_attention_backward": "grad_out query key value out logsumexp cum_seq_q cum_seq_k max_q max_k",
     # counting what a kernel takes inside of its operator
+    "_softmax": "self dim half_to_float",
     "_softmax_backward_data": "grad_output output dim input_dtype",
     "_fft_c2c": "self dim normalization forward",
     "_fft_c2r": "self dim normalization last_dim_size",
