@@ -11,7 +11,8 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial, wraps
-from multiprocessing import connection, context, queues, synchronize
+from multiprocessing import connection, queues, synchronize
+from multiprocessing.context import ForkProcess, ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
@@ -35,7 +36,7 @@ class _Call(NamedTuple):
     kwargs: dict[str, Any]
 
 
-class _FreshProcess(context.ForkProcess):
+class _FreshProcess(ForkProcess):
     """A fork in the place of a process of the start methods ``spawn`` and ``forkserver``."""
 
 
@@ -93,7 +94,7 @@ class OwnProcesses:
             else:
                 own._begin(self)
 
-        context.SpawnContext.Process = context.ForkServerContext.Process = _FreshProcess  # pyright: ignore
+        SpawnContext.Process = ForkServerContext.Process = _FreshProcess  # pyright: ignore
         os.register_at_fork(after_in_child=self._forked)
         BaseProcess.__init__, BaseProcess.start = noted, start
         for name, answer in (("join", None), ("is_alive", False), ("terminate", None), ("kill", None), ("close", None)):
@@ -107,7 +108,7 @@ class OwnProcesses:
 
     def _begin(self, process: BaseProcess) -> None:
         """Start a process: as a fork, which is told from those that the script itself forks."""
-        by_default = not isinstance(process, context.ForkProcess) and multiprocessing.get_start_method() != "fork"
+        by_default = not isinstance(process, ForkProcess) and multiprocessing.get_start_method() != "fork"
         self._is_fresh = by_default or isinstance(process, _FreshProcess)
         try:
             self._start(process)

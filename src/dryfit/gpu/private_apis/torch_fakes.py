@@ -66,7 +66,7 @@ def let_fakes_name_ragged_sizes() -> None:
     numbers = itertools.count(1 << 32)  # torch counts real tensors from nothing
     sizes = WeakTensorKeyDictionary()
 
-    def get_nested_int(self: FakeTensor, *, coeff: int = 1) -> Any:
+    def get_nested_int(self: FakeTensor, *, coeff: Any = 1) -> Any:
         if self.fake_mode.shape_env is not None:
             return of_tracer(self, coeff=coeff)
         if self not in sizes:
