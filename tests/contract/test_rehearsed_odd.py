@@ -177,6 +177,17 @@ def test_unknown_probabilities_sum_up_to_one_on_the_host(tmp_path: Path) -> None
     assert answer.end is ScriptEnd.FINISHED and answer.verdict is VerdictKind.FITS, answer.traceback
 
 
+def test_what_trains_in_evaluation_mode_is_training(tmp_path: Path) -> None:
+    """Four steps: in the ``second`` way the last one begins the epoch in which no module is in training mode."""
+    ways = ("training", "evaluation", "second")
+    answers = [rehearse(tmp_path, "odd/evaluation_mode.py", way, steps=4) for way in ways]
+    assert all(answer.end is not ScriptEnd.FAILED and answer.verdict is VerdictKind.FITS for answer in answers)
+    works = [answer.work for answer in answers if answer.work is not None]
+    assert [work.flops_per_step for work in works] == [2 * 2 * 32 * 64 * 8] * 3
+    assert [answer.run.epoch_steps for answer in answers] == [3] * 3
+    assert [StepPhase.FORWARD in memory_of(answer).by_phase for answer in answers] == [True] * 3
+
+
 def test_jagged_nested_tensors_take_what_rows_packed_by_hand_take(tmp_path: Path) -> None:
     """Besides are the int64 offsets, from which the kernel's int32 ones are made."""
     nested, packed = (memory_of(rehearse(tmp_path, "odd/jagged_rows.py", way)) for way in ("nested", "packed"))

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from dryfit.gpu.import_hooks import when_imported
+from dryfit.gpu.script_recorder import TrainingModes
 from dryfit.settings.rehearsal_messages import CHARACTERS, LargestBatch
 from dryfit.settings.text import gib
 
@@ -211,7 +212,6 @@ class OptimizerSteps:
 
     Args:
         wanted: Steps that are enough.
-        on_start: Called with a step's number before its first optimizer begins.
         on_end: Called with a step's number after its first optimizer has ended.
         on_ignored: Called where a script catches its end, and goes on.
 
@@ -224,13 +224,11 @@ class OptimizerSteps:
     def __init__(
         self,
         wanted: int,
-        on_start: Callable[[int], None],
         on_end: Callable[[int], None],
         on_ignored: Callable[[], None] = lambda: None,
     ) -> None:
         self.number = self.ended = 0
         self.wanted = wanted
-        self._on_start = on_start
         self._on_end = on_end
         self._on_ignored = on_ignored
         self._times_ended = 0
@@ -266,11 +264,9 @@ class OptimizerSteps:
         optimizers.register_optimizer_step_pre_hook(begins)
         optimizers.register_optimizer_step_post_hook(ends)
 
-    def begins(self, optimizer: Optimizer) -> None:
-        """An optimizer's step begins; what is raised ends the script there."""
+    def begins(self, _optimizer: Optimizer | None = None) -> None:
+        """A step begins, of an optimizer or without one; what is raised ends the script there."""
         self._before_step()
-        if self._counts.get(optimizer, 0) == self.number:
-            self._on_start(self.number + 1)
 
     def ends(self, optimizer: Optimizer) -> None:
         """An optimizer's step has ended."""
@@ -284,11 +280,6 @@ class OptimizerSteps:
     def has_optimizer(self) -> bool:
         """Whether the script has made an optimizer."""
         return bool(self._made)
-
-    def begins_by_hand(self) -> None:
-        """A step without an optimizer begins."""
-        self._before_step()
-        self._on_start(self.number + 1)
 
     def ends_by_hand(self) -> None:
         """A step without an optimizer has ended."""
@@ -417,7 +408,10 @@ class LoaderWatch:
         pace: What the loader that feeds training gives each step; None: none does.
     """
 
-    def __init__(self, steps: OptimizerSteps, *, worst_batch: bool, stock: Callable[[], Stock]) -> None:
+    def __init__(
+        self, steps: OptimizerSteps, *, worst_batch: bool, stock: Callable[[], Stock], modes: TrainingModes
+    ) -> None:
+        self._modes = modes
         self.notes: dict[str, None] = {}
         self.largest: LargestBatch | None = None
         self._steps = steps
@@ -462,7 +456,8 @@ class LoaderWatch:
             # A loader around the one that was cut may have kept a batch: its step belongs to the natural end.
             if self._winding_down_from is None or self._steps.number > 2 * self._winding_down_from:
                 self._steps.end_script()
-        elif self._last is not None and not self._last.evaluates:
+        elif self._last is not None and (self._last.made_graph or not self._last.evaluates):
+            self._modes.in_evaluation_mode |= self._last.evaluates
             self._last.trains = True
             self._training.add(self._last.loader)
             for loader in self._last.sources:
@@ -648,7 +643,7 @@ class LoaderWatch:
 
     def module_called(self, module: nn.Module, _args: object = ()) -> None:
         """Note that a module is called on the batch that was given last."""
-        trains = module.training and torch.is_grad_enabled()
+        trains = torch.is_grad_enabled() and self._modes.is_training(module)
         if self._last is not None:
             self._last.is_used(trains=trains)
         elif not trains:
@@ -715,6 +710,7 @@ class _Watched:
         stock: What was there when it was last looked at; since: the number of events the time before.
         sources: The loaders that its last batch came through.
         sizes: Elements of each batch that was drawn since the last step.
+        made_graph: Whether a module was called on its last batch for a backward pass.
     """
 
     def __init__(
@@ -735,7 +731,7 @@ class _Watched:
         self._left_out = -1 if found is None else found.position
         self._drawn = 0
         self._ended = False
-        self._trained_on = self._evaluated_on = False
+        self._trained_on = self._evaluated_on = self.made_graph = False
 
     def __iter__(self) -> "_Watched":
         return self
@@ -760,6 +756,7 @@ class _Watched:
         """Remember that a module was called after its last batch."""
         self._trained_on |= trains
         self._evaluated_on |= not trains
+        self.made_graph |= torch.is_grad_enabled()
 
     def takes_stock(self, stock: Stock) -> None:
         """Count what became of its last batch, and what an evaluation keeps of each."""
@@ -771,7 +768,7 @@ class _Watched:
         elif self._trained_on:
             self.evaluated = 0
         self.since, self.stock = self.stock.event, stock
-        self._trained_on = self._evaluated_on = False
+        self._trained_on = self._evaluated_on = self.made_graph = False
 
     def next_batch(self) -> Any:
         """Return the largest batch if it has one to begin with, then the others in their order."""

@@ -475,6 +475,29 @@ _DATA_PARALLEL = "nn/parallel/distributed.py"
 _OnStep = Callable[[torch.optim.Optimizer], None]
 
 
+class TrainingModes:
+    """The modes in which a script trains its modules.
+
+    Attributes:
+        in_evaluation_mode: Whether an optimizer took a step on a batch for which modules were in evaluation mode alone.
+    """
+
+    def __init__(self) -> None:
+        self.in_evaluation_mode = False
+        self._in_training_mode = False
+
+    def is_training(self, module: nn.Module) -> bool:
+        """Return whether a call of a module is a part of training.
+
+        It is in training mode; and in evaluation mode, in which transformers loads models, where a graph is made and
+        the script has trained in that mode, or in none yet.
+        """
+        if module.training:
+            self._in_training_mode |= torch.is_grad_enabled()
+            return True
+        return torch.is_grad_enabled() and (self.in_evaluation_mode or not self._in_training_mode)
+
+
 class ScriptRecorder(StorageRecorder):
     """A recorder that finds out by itself what the script is doing.
 
@@ -508,6 +531,7 @@ class ScriptRecorder(StorageRecorder):
         """Blocks that were copied to the device while the script loaded, by no module."""
         self._has_run = False
         """Whether a model was called in training since the last optimizer step."""
+        self.modes = TrainingModes()
         super().__init__(device, kernels=device == "cuda", capability=capability)
         self.allocations = allocations
         self.places = places
@@ -756,8 +780,9 @@ class ScriptRecorder(StorageRecorder):
 
     def _module_begins(self, module: nn.Module, _args: Any) -> None:
         if not self._modules and running_node_number() is None:
-            self._resting = StepPhase.FORWARD if module.training else StepPhase.EVALUATE
-            self._has_run |= module.training
+            trains = self.modes.is_training(module)
+            self._resting = StepPhase.FORWARD if trains else StepPhase.EVALUATE
+            self._has_run |= trains
         name = self._module_names.get(module)
         if name is None:
             if not self._modules:

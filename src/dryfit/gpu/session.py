@@ -159,6 +159,7 @@ class _Run:
             on_ignored=lambda: self.finish(ScriptEnd.STOPPED, ""),
             stock=lambda: stock_of(held),
             work=self.work,
+            modes=self.gpu.dispatch.modes,
         )
         self.work.ranks = request.ranks
         self.processes = OwnProcesses(
@@ -393,7 +394,7 @@ class _Run:
     def _step_ended(self, number: int) -> None:
         self.marks.append(StepMark(number, len(self.gpu.allocations.blocks)))
         self.gpu.step = number + 1
-        self.work.step_ends()
+        self.work.step_ends(is_whole=not self.shortening.evaluating)
         held = self.gpu.dispatch.host
         if held.peak_bytes:
             self.host = HostTensors(

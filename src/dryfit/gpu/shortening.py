@@ -14,7 +14,7 @@ from dryfit.gpu.loaders import KeptOfBatch, LoaderPace, LoaderWatch, OptimizerSt
 from dryfit.gpu.private_apis.torch_modes import schema_of
 from dryfit.gpu.private_apis.torch_recording import running_node_number
 from dryfit.gpu.repeated_calls import RepeatedCalls, RepeatedPasses
-from dryfit.gpu.script_recorder import ScriptRecorder
+from dryfit.gpu.script_recorder import ScriptRecorder, TrainingModes
 from dryfit.gpu.work import WorkCounter
 from dryfit.settings.rehearsal_messages import LargestBatch, RunTime
 
@@ -195,7 +195,7 @@ class StepsByHand:
             self._end()
         elif (self._has_gradients or self._in_step) and schema_of(func).is_mutable and self._writes_weight(args[0]):
             if not self._in_step:
-                self._steps.begins_by_hand()
+                self._steps.begins()
             self._has_gradients, self._in_step = False, True
 
     def _end(self) -> None:
@@ -227,11 +227,11 @@ class Shortening:
     Args:
         steps: Optimizer steps that are enough; None: three, or two where the second is long.
         worst_batch: Whether to look for the largest batch and train on it first.
-        on_step_start: Called with a step's number, from 1, as its optimizer begins.
-        on_step_end: Called with it as its optimizer has ended.
+        on_step_end: Called with a step's number, from 1, as its optimizer has ended.
         on_ignored: Called where a script that was ended goes on.
         stock: Says what is allocated on the device: what an evaluation keeps of each batch, what a token takes.
         work: Counts the work of micro-batches that are left out, too.
+        modes: Tell which calls of modules are a part of training.
     """
 
     def __init__(
@@ -239,11 +239,11 @@ class Shortening:
         steps: int | None,
         *,
         worst_batch: bool = True,
-        on_step_start: Callable[[int], None] = _nothing,
         on_step_end: Callable[[int], None] = _nothing,
         on_ignored: Callable[[], None] = lambda: None,
         stock: Callable[[], Stock] = Stock,
         work: WorkCounter | None = None,
+        modes: TrainingModes | None = None,
     ) -> None:
         self._chooses_steps = steps is None
         self._is_long = False
@@ -251,8 +251,8 @@ class Shortening:
         """Allocations and frees until the last step had ended."""
         self._stock = stock
         self._on_step_end = on_step_end
-        self._steps = OptimizerSteps(_USUAL_STEPS if steps is None else steps, on_step_start, self._ends, on_ignored)
-        self._loaders = LoaderWatch(self._steps, worst_batch=worst_batch, stock=stock)
+        self._steps = OptimizerSteps(_USUAL_STEPS if steps is None else steps, self._ends, on_ignored)
+        self._loaders = LoaderWatch(self._steps, worst_batch=worst_batch, stock=stock, modes=modes or TrainingModes())
         work = work or WorkCounter()
         self._micro_batches = RepeatedMicroBatches(work, largest=worst_batch)
         self._tokens = LeftOutTokens(work, stock)

@@ -443,9 +443,15 @@ class WorkCounter:
         """Count work that was not run."""
         self._running.update(costs)
 
-    def step_ends(self) -> None:
-        """Close an optimizer step: all that was noted since the last one was its work."""
-        self._last, self._running = self._running, Counter()
+    def step_ends(self, *, is_whole: bool = True) -> None:
+        """Close an optimizer step: all that was noted since the last one was its work.
+
+        Args:
+            is_whole: Whether its forward pass was noted; a step without it does not take the place of one before.
+        """
+        if is_whole or self._last is None:
+            self._last = self._running
+        self._running = Counter()
 
     def work(self, device: DeviceSpec) -> StepWork | None:
         """Return the work of the last full step and the least time a device needs for it; None before any."""

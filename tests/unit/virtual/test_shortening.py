@@ -53,7 +53,6 @@ def shortened(script: Callable[[Log], None], *, worst_batch: bool = False, steps
         short = Shortening(
             steps,
             worst_batch=worst_batch,
-            on_step_start=lambda number: marks.append(f"<{number}"),
             on_step_end=lambda number: marks.append(f"{number}>"),
             stock=lambda: Stock(log.allocated_bytes, log.events),
         )
@@ -128,7 +127,7 @@ def test_a_plain_loop_evaluates_and_saves_after_its_last_step():
     answer = shortened(plain)
     after = ["step", "stopped"]  # a step of the next epoch, after the evaluation
     assert answer["said"] == ["step"] * 3 + [f"evaluated {EVALUATION_BATCHES}", "saved", *after]
-    assert answer["marks"] == "<1 1> <2 2> <3 3> <4 4>"
+    assert answer["marks"] == "1> 2> 3> 4>"
     (note,) = answer["notes"]
     assert note == f"an evaluation was ended after {EVALUATION_BATCHES} of 50 batches"
 
@@ -167,7 +166,7 @@ def test_of_three_steps_that_nobody_named_the_last_is_left_out_where_one_is_long
 def test_a_loop_without_a_loader_stops_before_another_step():
     answer = shortened(lambda log: train_on(log, repeat(ONE)))
     assert answer["said"] == ["step"] * 3 + ["stopped"]
-    assert answer["marks"] == "<1 1> <2 2> <3 3>"
+    assert answer["marks"] == "1> 2> 3>"
 
 
 def test_one_batch_trained_on_over_and_over_stops_too():
@@ -196,7 +195,7 @@ def test_a_scaler_and_an_iterator_begun_again():
 
     answer = shortened(script)
     assert answer["said"] == ["step"] * 3 + ["stopped"]
-    assert answer["marks"] == "<1 1> <2 2> <3 3>"
+    assert answer["marks"] == "1> 2> 3>"
 
 
 def test_several_optimizers_each_make_their_steps():
@@ -242,7 +241,7 @@ def test_a_step_within_a_subclass_step_is_one():
             optimizer.step()
             log.say("step")
 
-    assert shortened(script)["marks"] == "<1 1> <2 2> <3 3>"
+    assert shortened(script)["marks"] == "1> 2> 3>"
 
 
 class Stream(IterableDataset):
