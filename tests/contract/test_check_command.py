@@ -274,14 +274,18 @@ def test_names_choose_runs(takes: Takes) -> None:
         ONE.replace("run.one", 'run."../out"'),
         ONE.replace("run.one", 'run.""'),
         ONE.replace("--rows 4", "--rows '4"),
-        ONE.replace("train.py", "nothing.py"),
         ONE.replace("train.py --rows 4", ""),
         "a = " + "[" * 100_000,
     ],
 )
-def test_a_file_that_is_wrong_is_refused(takes: Takes, monkeypatch: pytest.MonkeyPatch, runs: str) -> None:
-    monkeypatch.undo() if "nothing.py" in runs else None
+def test_a_file_that_is_wrong_is_refused(takes: Takes, runs: str) -> None:
     done = checked(runs=runs)
+    assert isinstance(done.exception, ConfigError)
+
+
+def test_a_run_of_a_script_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = checked(runs=ONE.replace("train.py", "nothing.py"))
     assert isinstance(done.exception, ConfigError)
 
 
