@@ -13,6 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "strangers"))
 
 import stranger_hub
+from datasets import Image, List
 from stranger_hub import llama
 from stranger_inputs import sparse_weights
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -216,6 +217,51 @@ def nanochat(home: Path) -> None:
         pyarrow.parquet.write_table(table, base / "base_data" / f"shard_{n:05d}.parquet", row_group_size=256)
 
 
+SMOL_LM2 = llama(
+    "llama",
+    "LlamaForCausalLM",
+    49152,
+    576,
+    1536,
+    30,
+    9,
+    3,
+    tie_word_embeddings=True,
+    max_position_embeddings=8192,
+    rms_norm_eps=1e-5,
+    rope_theta=100000,
+    attention_dropout=0.0,
+)
+SMOL_LM2_NAMES = ("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M-Instruct")
+SMOL_TOKENIZERS = ("HuggingFaceTB/cosmo2-tokenizer", "HuggingFaceTB/SmolLM2-360M-Instruct")
+SIGLIP_SIZES = {"google/siglip-base-patch16-224": 224, "google/siglip2-base-patch16-256": 256}
+CAULDRON_ROWS = 1024
+
+
+def nanovlm(working: Path) -> None:
+    """Write the backbones, the tokenizers and the rows that nanoVLM's script reads; texts are padded to its length."""
+    import torch
+    from transformers import SiglipVisionConfig, SiglipVisionModel
+
+    for name in (*SMOL_LM2_NAMES, *SMOL_TOKENIZERS):
+        stranger_hub.model(working, name)
+    for name in SMOL_LM2_NAMES:
+        folder = stranger_hub.folder_of(working, name)
+        weights(folder)
+        stranger_hub.absent(folder, "model.safetensors.index.json")
+    for name, size in SIGLIP_SIZES.items():
+        folder = stranger_hub.folder_of(working, name)
+        sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+        vision = {"model_type": "siglip_vision_model", "image_size": size, "patch_size": 16} | sizes
+        text = {"model_type": "siglip_text_model"}
+        stranger_hub._part(folder, ".", model_type="siglip", vision_config=vision, text_config=text)
+        with torch.device("meta"):
+            model = SiglipVisionModel(SiglipVisionConfig.from_pretrained(folder))
+        shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        sparse_weights(folder / "model.safetensors", shapes, "F32", 4)
+    stranger_hub.data(working, "HuggingFaceM4/the_cauldron", CAULDRON_ROWS)
+
+
 ALPACA_ROWS, ALPACA_WORDS = 2000, 600
 """Rows of Alpaca2k, and words of each here: more than the 512 tokens that the published settings cut rows at."""
 
@@ -262,6 +308,12 @@ stranger_hub.MODELS["facebook/dinov2-base"] = (DINO, "dino")
 stranger_hub.MODELS["meta-llama/Llama-3.2-3B"] = (LLAMA_32_3B, "llama32")
 stranger_hub.MODELS["ibm/PowerLM-3b"] = (POWER_3B, "llama")
 stranger_hub.MODELS["bigcode/gpt_bigcode-santacoder"] = (SANTACODER, "llama")
+for smol in (*SMOL_LM2_NAMES, *SMOL_TOKENIZERS):
+    stranger_hub.MODELS[smol] = (SMOL_LM2, "smol")
+stranger_hub.TOKENIZERS["smol"] = lambda config: (
+    stranger_hub._byte_level(["<|endoftext|>"], [], config["vocab_size"]),
+    {"eos_token": "<|endoftext|>", "chat_template": stranger_hub.QWEN_CHAT},
+)
 stranger_hub.TOKENIZERS["llama32"] = _llama32
 stranger_hub.PROCESSORS["dino"] = (
     "BitImageProcessor",
@@ -274,6 +326,15 @@ stranger_hub.ROWS["peft-internal-testing/cat-image-dataset"] = (
     {"train": "1"},
     lambda c, n: {"image": stranger_hub._picture(n)},
 )
+stranger_hub.KINDS["HuggingFaceM4/the_cauldron"] = {"images": List(Image())}
+stranger_hub.ROWS["HuggingFaceM4/the_cauldron"] = (
+    "ai2d",
+    {"train": "1"},
+    lambda c, n: {
+        "images": [stranger_hub._picture(n, 256, 256)],
+        "texts": [{"user": "What is this?", "assistant": "A thing.", "source": "made"}],
+    },
+)
 
 
 def make(working: Path, spec: str) -> None:
@@ -284,6 +345,7 @@ def make(working: Path, spec: str) -> None:
         "data": lambda: stranger_hub.data(working, words[0], int(words[1])),
         "weights": lambda: weights(stranger_hub.folder_of(working, words[0])),
         "nanochat": lambda: nanochat(working / "home"),
+        "nanovlm": lambda: nanovlm(working),
         "litgpt": lambda: litgpt(words),
         "metamath": lambda: metamath(working, [int(length) for length in words[0].split(",")]),
     }

@@ -133,6 +133,15 @@ FAMILIES: Final = {
             "pillow",
         ),
     ),
+    "nanovlm": Family(
+        "nanoVLM",
+        "NANOVLM",
+        "",
+        "measure_vram.py --batch_sizes {experiment}",
+        makes=("nanovlm",),
+        packages=("torchvision",),
+        requires=("torchvision", "pillow", "datasets==4.2.0", "numpy", "tqdm", "requests"),
+    ),
     "litgpt": _LITGPT,
     "litgpt 4-bit": replace(_LITGPT, title="LitGPT in 4 bits"),
     "litgpt x4": replace(_LITGPT, title="LitGPT on four devices"),
@@ -243,6 +252,12 @@ def counters(family: str, answer: Mapping[str, Any], log: str) -> dict[str, int]
             if answer.get("verdict") != "fits" or len(answer.get("steps") or []) < 2:
                 return {}
             return {"allocated": answer["peak_allocated_bytes"], "fits": 1}
+        case "nanovlm":
+            *_, last = re.findall(r"^Batch Size \d+: (.*)", log, re.MULTILINE) or [""]
+            if last.startswith("OOM"):
+                return {"fits": 0}
+            of = re.fullmatch(r"([\d.]+) MB", last)
+            return {"allocated": round(float(of[1]) * MIB), "fits": 1} if of else {}
         case "fms" | "nanochat":
             return {"allocated": answer["peak_allocated_bytes"]} if len(answer.get("steps") or []) > 1 else {}
         case _:

@@ -114,6 +114,20 @@ def test_a_verdict_is_held_against_what_happened():
 
 
 @pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("Batch Size 4: 2.5 MB", {"allocated": 2_621_440, "fits": 1}),
+        ("Batch Size 4: OOM (Peak before OOM: 80.5 MB)", {"fits": 0}),
+        ("Batch Size 4: Error: no", {}),
+        ("", {}),
+    ],
+)
+def test_of_nanovlm_the_last_batch_size_that_its_script_tells_is_held(line, found):
+    log = f"Testing Batch Size: 4\nBatch Size 2: 1.00 MB\n{line}\n" if line else "Traceback"
+    assert published_list.counters("nanovlm", {}, log) == found
+
+
+@pytest.mark.parametrize(
     ("verdict", "found"), [("fits", {"allocated": 7, "fits": 1}), ("refused", {"fits": 0}), ("unknown", {})]
 )
 def test_of_a_run_of_litgpt_its_peak_and_the_verdict_are_held(verdict, found):
