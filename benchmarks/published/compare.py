@@ -118,8 +118,8 @@ def verdict_lines(rows: Sequence[Row], predicted: Values, measured: Values) -> l
         return []
     ended, wrong = sum(of.rows.values()), len(of.false_fits) + len(of.false_refusals)
     told = (
-        f"Verdicts of LitGPT and nanoVLM, of {ended} runs that ended and {len(of.rows) - ended} that ran out of memory: "
-        f"{len(of.rows) - wrong} of {len(of.rows)} right."
+        f"Verdicts of LitGPT and nanoVLM, of {ended} runs that ended and {len(of.rows) - ended} that ran out of "
+        f"memory: {len(of.rows) - wrong} of {len(of.rows)} right."
     )
     named = (("fits, and ran out of memory", of.false_fits), ("does not fit, and ran", of.false_refusals))
     return [" ".join([told, *(f"Told as «{what}»: {', '.join(names)}." for what, names in named if names)]), ""]

@@ -237,9 +237,10 @@ def picture(found: Sequence[Error]) -> str:
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{COLOURS[error.row.family]}">'
             f"<title>{label}</title></circle>"
         )
-    for n, key in enumerate(key for key in FAMILIES if any(error.row.family == key for error in shown)):
+    families = [key for key in FAMILIES if any(error.row.family == key for error in shown)]
+    for n, key in enumerate(families):
         y = EDGE + 18 * n
         parts.append(f'<circle cx="{EDGE + 16}" cy="{y}" r="4" fill="{COLOURS[key]}"/>')
         parts.append(f'<text x="{EDGE + 26}" y="{y + 4}">{FAMILIES[key].title}</text>')
-    parts.append(f'<text x="{EDGE + 10}" y="{EDGE + 130}">filled: allocated; open: reserved</text>')
+    parts.append(f'<text x="{EDGE + 10}" y="{EDGE + 18 * len(families) + 4}">filled: allocated; open: reserved</text>')
     return "\n".join([*parts, "</svg>", ""])
