@@ -22,6 +22,7 @@ ONLY_REHEARSED = {
     *("odd/own_rows.py", "odd/paged_optimizer.py", "odd/sharded_values.py", "odd/deepspeed_refused.py"),
     *(
         "odd/factorizes.py",
+        "odd/function_modes.py",
         "odd/hooks.py",
         "odd/images.py",
         "odd/jagged_rows.py",

@@ -55,6 +55,16 @@ def test_scratch_memory_that_nobody_knows_makes_two_bounds(mib: int, verdict: Ve
     assert (answer.verdict, answer.fits) == (verdict, verdict is VerdictKind.FITS), answer.reasons
 
 
+def test_compiled_code_leaves_function_modes_as_they_were(tmp_path: Path) -> None:
+    answers = []
+    for way in ("eager", "compiled"):
+        (folder := tmp_path / way).mkdir()
+        answers.append(rehearse(folder, "odd/function_modes.py", way))
+    assert [answer.end for answer in answers] == [ScriptEnd.FINISHED] * 2, answers[1].traceback
+    eager, compiled = ([step.peak_bytes for step in memory_of(answer).steps] for answer in answers)
+    assert compiled == eager and len(eager) == 3
+
+
 @pytest.mark.parametrize(("way", "ranks"), [("traced", 1), ("default_type", 1), ("sync", 4)])
 def test_older_ways_of_the_same_training_take_what_it_takes(tmp_path: Path, way: str, ranks: int) -> None:
     steps = []

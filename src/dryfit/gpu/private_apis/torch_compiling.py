@@ -5,6 +5,7 @@ Imported where a script first compiles something: dynamo and inductor take a sec
 
 import gc
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Final
@@ -13,19 +14,20 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from dryfit.gpu.private_apis.torch_fakes import FakeTensor, active_fake_mode
-from dryfit.gpu.private_apis.torch_modes import TorchDispatchMode, schema_of, without_dispatch_modes
+from dryfit.gpu.private_apis.torch_modes import TorchDispatchMode, function_modes, schema_of, without_dispatch_modes
 from dryfit.settings.private_names import PrivateNames, importing
 from dryfit.settings.version import PACKAGE_FOLDER
 
 with importing("torch", "following torch.compile"), warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # torch warns of its own modules
-    from torch._dynamo import convert_frame, eval_frame, trace_rules
+    from torch._dynamo import convert_frame, eval_frame, trace_rules, utils
     from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, Unsupported
     from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy  # pyright: ignore
     from torch._dynamo.variables import optimizer, torch_function
     from torch._guards import TracingContext
     from torch._inductor import compile_fx, config, constant_folding, lowering
     from torch.nn.modules import module as modules
+    from torch.utils._device import DeviceContext
 
 PRESENT: Final = (
     # tracing without the modes and hooks of a virtual GPU, and going on eagerly where that fails; until: torch's modes
@@ -39,11 +41,13 @@ PRESENT: Final = (
     "torch._dynamo.types.ConvertFrameReturn",
     "torch._dynamo.types.FrameAction",
     "torch._dynamo.types.FrameExecStrategy",
+    "torch._dynamo.utils.set_torch_function_mode_stack",
     "torch._dynamo.variables.optimizer.OptimizerVariable",
     "torch._dynamo.variables.torch_function.SymbolicTorchFunctionState",
     "torch.nn.modules.module._global_forward_pre_hooks",
     "torch.nn.modules.module._global_forward_hooks",
     "torch.nn.modules.module._global_forward_hooks_always_called",
+    "torch.utils._device.DeviceContext",
     # knowing which memory a backward graph may write over; until: inductor's graphs say so
     "torch._guards.TracingContext",
     # running inductor's passes and its partitioner, but not its code generation; until: inductor gives its graphs
@@ -170,13 +174,25 @@ def _trace_without_modes(ours: Callable[[TorchFunctionMode], bool], on_failure: 
             return ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
 
     wrapper.__call__ = call
-    state = torch_function.SymbolicTorchFunctionState
+    _keep_function_modes(ours)
+
+
+def _keep_function_modes(ours: Callable[[TorchFunctionMode], bool]) -> None:
+    """Trace without the function modes of a virtual GPU, and keep them where compiled code sets the script's modes."""
+    state, set_stack = torch_function.SymbolicTorchFunctionState, utils.set_torch_function_mode_stack
     make = state.__init__
 
     def init(self: Any, py_stack: Sequence[Any], *args: Any, **kwargs: Any) -> None:
-        make(self, [mode for mode in py_stack if not ours(mode)], *args, **kwargs)
+        make(self, py_stack, *args, **kwargs)
+        pairs = zip(self.mode_stack, py_stack, strict=True)
+        self.mode_stack = deque(variable for variable, mode in pairs if not ours(mode))
+
+    def set_stack_of_script(stack: Sequence[TorchFunctionMode]) -> None:
+        at = sum(isinstance(mode, DeviceContext) for mode in stack)  # torch wants a default device's at the bottom
+        set_stack([*stack[:at], *filter(ours, function_modes()), *stack[at:]])
 
     state.__init__ = init  # pyright: ignore[reportAttributeAccessIssue]
+    utils.set_torch_function_mode_stack = set_stack_of_script  # compiled code looks the name up; dynamo keeps its own
 
 
 def _make_state_within(on_device: Callable[[], AbstractContextManager[object]]) -> None:
