@@ -21,6 +21,7 @@ ONLY_REHEARSED = {
     *("odd/asks_terminal.py", "odd/flash_attention.py", "odd/gathers.py", "odd/guards.py", "odd/lacks_package.py"),
     *("odd/own_rows.py", "odd/paged_optimizer.py", "odd/sharded_values.py", "odd/deepspeed_refused.py"),
     *(
+        "odd/asks_driver.py",
         "odd/factorizes.py",
         "odd/function_modes.py",
         "odd/hooks.py",

@@ -55,6 +55,12 @@ def test_scratch_memory_that_nobody_knows_makes_two_bounds(mib: int, verdict: Ve
     assert (answer.verdict, answer.fits) == (verdict, verdict is VerdictKind.FITS), answer.reasons
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_script_that_asks_the_driver_is_told_of_the_virtual_device(tmp_path: Path, ranks: int) -> None:
+    answer = rehearse(tmp_path, "odd/asks_driver.py", ranks=ranks)
+    assert answer.end is ScriptEnd.FINISHED, answer.traceback
+
+
 def test_compiled_code_leaves_function_modes_as_they_were(tmp_path: Path) -> None:
     answers = []
     for way in ("eager", "compiled"):

@@ -21,7 +21,7 @@ from typing import Any, Final, NoReturn
 
 import torch
 
-from dryfit.gpu import muting
+from dryfit.gpu import driver_tools, muting
 from dryfit.gpu.absent_ranks import AbsentGroup
 from dryfit.gpu.constants import DeviceConstants, device_constants, read_calibrations
 from dryfit.gpu.custom_operators import register
@@ -179,6 +179,7 @@ class _Run:
         """Change this process for good, once the virtual GPU is active."""
         logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)  # the script's error says it
         self.muting = muting.install(self._behind.places, self._behind.wall, self.gpu.dispatch.empty, self._behind.kept)
+        driver_tools.install(self._behind.places.own_behind(self._behind.wall))
         self.shortening.install()
         self._watch_optimizers()
         self.gpu.dispatch.listeners.append(self._count)
