@@ -14,7 +14,7 @@ from dryfit.settings.errors import ConfigError
 from dryfit.settings.splits import TRAIN
 from dryfit.settings.task_facts import MetricName
 from dryfit.tasks.base import Task
-from dryfit.tasks.row_metrics import class_metric, correlation
+from dryfit.tasks.row_metrics import ClassCounts, class_metric, correlation
 from dryfit.tasks.rows import Readable
 from dryfit.tasks.scored_rows import NUMBER, ScoredRow
 from dryfit.tasks.tokens import Tokens, TokenSet
@@ -226,7 +226,10 @@ def fit_threshold(odds_R: Floats, has_R: NDArray[np.bool_], metric: MetricName |
     separates_N = (before_N <= p_N) & (p_N < after_N)
     cuts_N, p_N, below_N = cuts_N[separates_N], p_N[separates_N], below_N[separates_N]
     had_N = np.append(0, has_R[order].cumsum())[below_N]
-    values_N = _values(metric, _Counts(had_N, below_N - had_N, int(has_R.sum()), rows)).round(_DIGITS)
+    said_N2 = np.stack([below_N, rows - below_N], axis=1).astype(np.float64)
+    both_N2 = np.stack([below_N - had_N, has_R.sum() - had_N], axis=1).astype(np.float64)
+    has_N2 = np.broadcast_to([rows - has_R.sum(), has_R.sum()], both_N2.shape).astype(np.float64)
+    values_N = _values(metric, ClassCounts(has_N2, said_N2, both_N2)).round(_DIGITS)
     best_N = values_N == values_N.max()
     return min(zip(cuts_N[best_N].tolist(), p_N[best_N].tolist(), strict=True), key=lambda one: (abs(one[0]), one[0]))[
         1
@@ -237,56 +240,19 @@ def _probability(odds: Floats) -> Floats:
     return torch.from_numpy(np.ascontiguousarray(odds)).sigmoid().numpy()  # as decisions are made
 
 
-class _Counts:
-    """Rows by what they have and what is found, for each threshold.
-
-    Args:
-        missed_N: Rows below the threshold that have the class.
-        rejected_N: Rows below the threshold that do not have it.
-        has: All rows that have it.
-        rows: All rows.
-    """
-
-    def __init__(self, missed_N: NDArray[np.int64], rejected_N: NDArray[np.int64], has: int, rows: int) -> None:
-        self.missed_N = missed_N.astype(np.float64)
-        self.rejected_N = rejected_N.astype(np.float64)
-        self.found_N = has - self.missed_N
-        self.wrong_N = rows - has - self.rejected_N
-        self.has, self.lacks, self.rows = has, rows - has, rows
-
-    @property
-    def f1_N(self) -> Floats:
-        """F1 of the class."""
-        return _ratio(2 * self.found_N, 2 * self.found_N + self.missed_N + self.wrong_N)
-
-    @property
-    def f1_of_others_N(self) -> Floats:
-        """F1 of the rows without it."""
-        return _ratio(2 * self.rejected_N, 2 * self.rejected_N + self.missed_N + self.wrong_N)
-
-
-def _values(metric: MetricName | None, counts: _Counts) -> Floats:
-    """Return the metric at each threshold, as :mod:`dryfit.tasks.answers` defines it."""
-    right_N = counts.found_N + counts.rejected_N
+def _values(metric: MetricName | None, counts: ClassCounts) -> Floats:
+    """Return the metric of each way of deciding between a class and its absence."""
     match metric:
         case Metric.F1:
-            return counts.f1_N
+            return counts.f1[:, 1]
         case Metric.ACCURACY:
-            return right_N / counts.rows
+            return counts.both.sum(axis=1) / counts.has.sum(axis=1)
         case Metric.BALANCED_ACCURACY:
-            recalls = [(counts.found_N, counts.has), (counts.rejected_N, counts.lacks)]
-            return np.mean([found_N / there for found_N, there in recalls if there], axis=0)
+            return counts.balanced_accuracy
         case Metric.MCC:
-            said_N = counts.found_N + counts.wrong_N
-            covers_N = said_N * (counts.rows - said_N) * counts.has * counts.lacks
-            return _ratio(counts.found_N * counts.rejected_N - counts.wrong_N * counts.missed_N, np.sqrt(covers_N))
+            return counts.matthews
         case _:
-            return (counts.f1_N + counts.f1_of_others_N) / 2
-
-
-def _ratio(above_N: Floats, below_N: Floats) -> Floats:
-    """Return a quotient; 0 where it is not defined."""
-    return np.divide(above_N, below_N, out=np.zeros_like(above_N), where=below_N > 0)
+            return counts.f1.mean(axis=1)
 
 
 # Answers of a regression: one number to a row.

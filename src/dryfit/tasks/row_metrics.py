@@ -146,7 +146,7 @@ _SPAN_METRICS: Final = frozenset({Metric.NULL_RECALL, Metric.NULL_PRECISION, Met
 
 
 @dataclass(frozen=True, slots=True)
-class _Counts:
+class ClassCounts:
     """Of each class and weighting, (B, C): rows that have it, rows answered with it, rows that are both."""
 
     has: Floats
@@ -155,7 +155,22 @@ class _Counts:
 
     @property
     def f1(self) -> Floats:
+        """F1 of each class, (B, C); 0 where it is undefined."""
         return np.nan_to_num(_quotient(2 * self.both, self.has + self.said), nan=0.0)
+
+    @property
+    def balanced_accuracy(self) -> Floats:
+        """Mean recall of the classes that some row has, (B,)."""
+        recall_BC = _quotient(self.both, self.has)
+        return _quotient(np.nansum(recall_BC, axis=1), (self.has > 0).sum(axis=1).astype(np.float64))
+
+    @property
+    def matthews(self) -> Floats:
+        """Correlation of Gorodkin 2004 (Comput. Biol. Chem. 28(5-6)), (B,); 0 where one side has a single class."""
+        rows_B = self.has.sum(axis=1)
+        shared_B = self.both.sum(axis=1) * rows_B - (self.has * self.said).sum(axis=1)
+        spread_B = (rows_B**2 - (self.said**2).sum(axis=1)) * (rows_B**2 - (self.has**2).sum(axis=1))
+        return np.nan_to_num(_quotient(shared_B, np.sqrt(np.maximum(spread_B, 0))), nan=0.0)
 
 
 def _of_classes(name: str, rows: Sequence[ScoredRow]) -> RowMetric | None:
@@ -177,8 +192,8 @@ def class_metric(name: str, has_RC: Floats, said_RC: Floats, p_RC: Floats, *, se
     rows, classes = has_RC.shape
     both_RC = has_RC * said_RC
 
-    def counts(weights_BR: Floats) -> _Counts:
-        return _Counts(weights_BR @ has_RC, weights_BR @ said_RC, weights_BR @ both_RC)
+    def counts(weights_BR: Floats) -> ClassCounts:
+        return ClassCounts(weights_BR @ has_RC, weights_BR @ said_RC, weights_BR @ both_RC)
 
     match name:
         case Metric.ACCURACY:
@@ -188,9 +203,9 @@ def class_metric(name: str, has_RC: Floats, said_RC: Floats, p_RC: Floats, *, se
         case Metric.F1 if classes == 2 and not several:
             return RowMetric(rows, lambda w: counts(w).f1[:, 1])
         case Metric.BALANCED_ACCURACY if not several:
-            return RowMetric(rows, lambda w: _balanced_accuracy(counts(w)))
+            return RowMetric(rows, lambda w: counts(w).balanced_accuracy)
         case Metric.MCC if not several:
-            return RowMetric(rows, lambda w: _matthews(counts(w)))
+            return RowMetric(rows, lambda w: counts(w).matthews)
         case Metric.ECE | Metric.AUROC if not np.isfinite(p_RC).all():
             return RowMetric(rows, lambda w: np.full(len(w), math.nan))
         case Metric.ECE:
@@ -214,19 +229,6 @@ def one_hot(labels: Sequence[Any], classes: int) -> Floats:
     for row, label in enumerate(labels):
         has_RC[row, label] = 1.0  # one class, or a list of them
     return has_RC
-
-
-def _balanced_accuracy(counts: _Counts) -> Floats:
-    recall_BC = _quotient(counts.both, counts.has)
-    return _quotient(np.nansum(recall_BC, axis=1), (counts.has > 0).sum(axis=1).astype(np.float64))
-
-
-def _matthews(counts: _Counts) -> Floats:
-    """Return the correlation of Gorodkin 2004 (Comput. Biol. Chem. 28(5-6)); 0 where one side has a single class."""
-    rows_B = counts.has.sum(axis=1)
-    shared_B = counts.both.sum(axis=1) * rows_B - (counts.has * counts.said).sum(axis=1)
-    spread_B = (rows_B**2 - (counts.said**2).sum(axis=1)) * (rows_B**2 - (counts.has**2).sum(axis=1))
-    return np.nan_to_num(_quotient(shared_B, np.sqrt(np.maximum(spread_B, 0))), nan=0.0)
 
 
 @dataclass(frozen=True, slots=True)
