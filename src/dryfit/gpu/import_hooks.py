@@ -2,13 +2,17 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+Surroundings = Callable[[], AbstractContextManager[object]]
+
 _waiting: dict[str, list[Callable[[Any], None]]] = {}
+_surroundings: dict[str, Surroundings] = {}
 
 
 def when_imported(name: str, act: Callable[[Any], None]) -> None:
@@ -22,9 +26,19 @@ def when_imported(name: str, act: Callable[[Any], None]) -> None:
     if module is not None:
         act(module)
         return
-    if not any(isinstance(one, _Finder) for one in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    _look_out()
     _waiting.setdefault(name, []).append(act)
+
+
+def import_within(name: str, surroundings: Surroundings) -> None:
+    """Let a module's own code run inside of a context manager, whoever imports it; a second call changes nothing.
+
+    Args:
+        name: Full name of the module.
+        surroundings: Makes the context manager.
+    """
+    _look_out()
+    _surroundings.setdefault(name, surroundings)
 
 
 def rebind(old: Any, new: Any) -> None:
@@ -43,8 +57,13 @@ def is_of(value: Any, module: str, *names: str) -> bool:
     return isinstance(value, tuple(classes[name] for name in names if name in classes))
 
 
+def _look_out() -> None:
+    if not any(isinstance(one, _Finder) for one in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
 class _Finder(MetaPathFinder):
-    """Finds the modules that are waited for as the other finders do, with another loader around theirs."""
+    """Finds the modules that are looked out for as the other finders do, with another loader around theirs."""
 
     def __init__(self) -> None:
         self._looking: set[str] = set()
@@ -52,8 +71,8 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the module's spec, or None where nobody waits for it."""
-        if fullname not in _waiting or fullname in self._looking:
+        """Return the module's spec, or None where nobody looks out for it."""
+        if fullname in self._looking or (fullname not in _waiting and fullname not in _surroundings):
             return None
         self._looking.add(fullname)
         try:
@@ -66,7 +85,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads a module as another loader does, then calls what waits for it."""
+    """Loads a module as another loader does, in its surroundings, then calls what waits for it."""
 
     def __init__(self, inner: Loader) -> None:
         self._inner = inner
@@ -84,6 +103,7 @@ class _Loader(Loader):
         if spec is not None:
             spec.loader = self._inner
             module.__loader__ = self._inner
-        self._inner.exec_module(module)
+        with _surroundings.get(module.__name__, nullcontext)():
+            self._inner.exec_module(module)
         for act in _waiting.pop(module.__name__, []):
             act(module)

@@ -5,15 +5,14 @@ PEFT and transformers import it unasked, also in a process that is forked later:
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-Surroundings = Callable[[], AbstractContextManager[None]]
+from dryfit.gpu.import_hooks import Surroundings, import_within
+
 _PACKAGE = "bitsandbytes"
 _FETCHER = "kernels"
 _COMPLAINS = "bitsandbytes.backends.cpu.ops"
@@ -38,18 +37,19 @@ def keep_offline(*, hides_devices: bool = False) -> None:
     Args:
         hides_devices: Whether it is to see none: it would look for CUDA's libraries.
     """
-    if not any(isinstance(one, _Finder) for one in sys.meta_path):
-        sys.meta_path.insert(0, _Finder(_hidden if hides_devices else _untouched))
+    devices = _hidden if hides_devices else _untouched
+    import_within(_PACKAGE, lambda: _offline(devices))
 
 
 @contextmanager
-def _offline() -> Iterator[None]:
+def _offline(devices: Surroundings) -> Iterator[None]:
     log = logging.getLogger(_COMPLAINS)
     level, fetcher = log.level, sys.modules.get(_FETCHER)
     log.setLevel(logging.ERROR)
     sys.modules[_FETCHER] = None  # pyright: ignore[reportArgumentType]  # so an import of it fails
     try:
-        yield
+        with devices():
+            yield
     finally:
         log.setLevel(level)
         del sys.modules[_FETCHER]
@@ -103,43 +103,3 @@ def _capability_by_driver(index: int) -> tuple[int, int]:
         return int(major), int(minor)
     finally:
         nvml.nvmlShutdown()
-
-
-class _Finder(MetaPathFinder):
-    """Finds the package where it is, with another loader around its own.
-
-    Args:
-        surroundings: What its code runs in, besides being offline.
-    """
-
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._surroundings = surroundings
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return the package's spec, or None for any other module."""
-        spec = PathFinder.find_spec(fullname, path, target) if fullname == _PACKAGE else None
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._surroundings)
-        return spec
-
-
-class _Loader(Loader):
-    """Loads the package as its own loader does, but offline."""
-
-    def __init__(self, inner: Loader, surroundings: Surroundings) -> None:
-        self._inner = inner
-        self._surroundings = surroundings
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Return the module, empty."""
-        return self._inner.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run the package's code."""
-        with _offline(), self._surroundings():
-            self._inner.exec_module(module)
