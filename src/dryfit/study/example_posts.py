@@ -68,10 +68,19 @@ FILLERS: Final = _many("words", "fillers")
 # and a linear model of words and word pairs does not solve it.
 
 
-DEFAULT_DIFFICULTY: Final = 0.5
 _POSTS_PER_AUTHOR: Final = 4
 _DENIED_SHARE: Final = 0.6
 """Share of the rows with label 0 in which the writer says the opposite."""
+_OTHERS_SHARE: Final = 0.2
+"""Share of the label 0 in which somebody else, not the writer, has what the criterion says."""
+_UNSEEN_SHARE: Final = 0.7
+"""Share of the sentences of held-out rows whose wording no training row uses."""
+_CONTRASTS_SHARE: Final = 0.3
+"""Share of posts in which writer and somebody else are opposites, in the same words for both labels."""
+_REVERSED_SHARE: Final = 1 / 32
+"""Share of the writer's own sentences that turn a phrase into its contrary."""
+_ON_OTHERS_SHARE: Final = 0.1
+"""Share of further sentences that bear on other criteria, and must be told apart by matching."""
 
 
 class PostRow(TypedDict):
@@ -85,51 +94,16 @@ class PostRow(TypedDict):
     evidence: list[list[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Knobs:
-    """The shares and counts that a difficulty stands for.
-
-    Attributes:
-        unseen: Share of the sentences of held-out rows whose wording no training row uses.
-        others: Share of the label 0 in which somebody else, not the writer, has what the criterion says.
-        contrasts: Share of posts in which writer and somebody else are opposites, in the same words for both labels.
-        reversed_share: Share of the writer's own sentences that turn a phrase into its contrary.
-        distractors: Further sentences of a post.
-        on_others: Share of those that bear on other criteria, and must be told apart by matching.
-    """
-
-    unseen: float
-    others: float
-    contrasts: float
-    reversed_share: float
-    distractors: int
-    on_others: float
-
-    @classmethod
-    def of(cls, difficulty: float) -> "_Knobs":
-        if not 0 <= difficulty <= 1:
-            raise ConfigError("making posts", f"difficulty {difficulty:g}", "a number from 0 to 1")
-        return cls(
-            unseen=min(1.0, 1.4 * difficulty),
-            others=(1 - _DENIED_SHARE) * difficulty,
-            contrasts=0.6 * difficulty,
-            reversed_share=0.25 * difficulty**3,
-            distractors=1 + round(2 * difficulty**2),
-            on_others=0.2 * difficulty,
-        )
-
-
 @dataclass(slots=True)
 class _Writer:
     """Draws sentences."""
 
     rng: random.Random
-    knobs: _Knobs
-    held_out: bool = False
+    held_out: bool
 
     def about_self(self, criterion: Criterion, *, expressed: bool) -> str:
         """Draw a sentence in which the writer expresses the criterion now, or denies it."""
-        reversing = self.rng.random() < self.knobs.reversed_share
+        reversing = self.rng.random() < _REVERSED_SHARE
         phrases = criterion.shows if expressed != reversing else criterion.opposes
         return self._fill(self.rng.choice(REVERSING if reversing else AFFIRMING), phrases)
 
@@ -139,14 +113,14 @@ class _Writer:
 
     def distractor(self, criterion: Criterion) -> str:
         """Draw a sentence about nothing in particular, or about another criterion."""
-        if self.rng.random() < self.knobs.on_others:
+        if self.rng.random() < _ON_OTHERS_SHARE:
             return self.about_self(criterion, expressed=self.rng.random() < 0.5)
         return self.rng.choice(FILLERS)
 
     def _wordings(self, phrases: Sequence[str]) -> Sequence[str]:
         """Return the half of the phrases to use: the first for every row, the second for held-out ones only."""
         half = len(phrases) // 2
-        unseen = self.held_out and self.rng.random() < self.knobs.unseen
+        unseen = self.held_out and self.rng.random() < _UNSEEN_SHARE
         return phrases[half:] if unseen else phrases[:half]
 
     def _fill(self, frame: str, phrases: Sequence[str]) -> str:
@@ -160,17 +134,17 @@ class _Writer:
 
 def _post(writer: _Writer, criterion: Criterion, label: int) -> tuple[str, list[list[int]]]:
     """Return a text and the spans of the sentences that express the criterion."""
-    rng, knobs = writer.rng, writer.knobs
+    rng = writer.rng
     bearing: list[tuple[str, bool]] = []
     kind = rng.random()
     if label or kind < _DENIED_SHARE:
         bearing.append((writer.about_self(criterion, expressed=bool(label)), bool(label)))
-        if rng.random() < knobs.contrasts:  # the same words as in the other label, the other way round
+        if rng.random() < _CONTRASTS_SHARE:  # the same words as in the other label, the other way round
             bearing.append((writer.about_another(criterion, holds=not label), False))
-    elif kind < _DENIED_SHARE + knobs.others:
+    elif kind < _DENIED_SHARE + _OTHERS_SHARE:
         bearing.append((writer.about_another(criterion, holds=True), False))
-    others = rng.sample([other for other in CRITERIA if other is not criterion], writer.knobs.distractors)
-    sentences = bearing + [(writer.distractor(other), False) for other in others]
+    (other,) = rng.sample([other for other in CRITERIA if other is not criterion], 1)
+    sentences = [*bearing, (writer.distractor(other), False)]
     rng.shuffle(sentences)
     text, spans = "", list[list[int]]()
     for sentence, expresses in sentences:
@@ -181,29 +155,26 @@ def _post(writer: _Writer, criterion: Criterion, label: int) -> tuple[str, list[
     return text, spans
 
 
-def generate(
-    n_rows: int, seed: int, difficulty: float = DEFAULT_DIFFICULTY, *, held_out: bool = False
-) -> list[PostRow]:
+def generate(n_rows: int, seed: int, *, held_out: bool = False) -> list[PostRow]:
     """Make rows of the task *criteria*; the same arguments always give the same rows.
 
     Args:
         n_rows: How many rows; half of them (the odd one less) have label 1, and no text occurs twice.
         seed: Seed of everything drawn.
-        difficulty: From 0 (denials in familiar wordings) to 1.
         held_out: Make rows to be scored on: part of their wordings is in no training row.
 
     Raises:
-        ConfigError: ``n_rows`` is below 1, or ``difficulty`` outside [0, 1].
+        ConfigError: ``n_rows`` is below 1.
     """
     if n_rows < 1:
         raise ConfigError("making posts", f"{n_rows} rows", "at least 1")
-    return _rows(n_rows, derive_seed("posts", seed), _Knobs.of(difficulty), held_out=held_out)
+    return _rows(n_rows, derive_seed("posts", seed), held_out=held_out)
 
 
-def _rows(n_rows: int, seed: int, knobs: _Knobs, *, held_out: bool, earlier: Sequence[PostRow] = ()) -> list[PostRow]:
+def _rows(n_rows: int, seed: int, *, held_out: bool, earlier: Sequence[PostRow] = ()) -> list[PostRow]:
     """Make rows that share no id, author or text with the earlier ones; the first has a new author."""
     rng = random.Random(seed)
-    writer = _Writer(rng, knobs, held_out)
+    writer = _Writer(rng, held_out)
     labels = [number % 2 for number in range(n_rows)]
     rng.shuffle(labels)
     seen = {row["text"] for row in earlier}
@@ -230,25 +201,21 @@ def _rows(n_rows: int, seed: int, knobs: _Knobs, *, held_out: bool, earlier: Seq
     return rows
 
 
-def write_splits(
-    folder: Path, sizes: tuple[int, int, int], seed: int, difficulty: float = DEFAULT_DIFFICULTY
-) -> list[Path]:
+def write_splits(folder: Path, sizes: tuple[int, int, int], seed: int) -> list[Path]:
     """Write ``train.jsonl``, ``validation.jsonl`` and ``test.jsonl``; they share no author, id or text.
 
     Args:
         folder: An existing folder.
         sizes: Rows of train, validation and test; the last two are held out, see :func:`generate`.
         seed: Seed of everything drawn.
-        difficulty: From 0 to 1; see :func:`generate`.
 
     Returns:
         The files written.
     """
-    knobs = _Knobs.of(difficulty)
     earlier: list[PostRow] = []
     paths: list[Path] = []
     for name, size in zip(("train", "validation", "test"), sizes, strict=True):
-        rows = _rows(size, derive_seed("posts", seed, name), knobs, held_out=name != "train", earlier=earlier)
+        rows = _rows(size, derive_seed("posts", seed, name), held_out=name != "train", earlier=earlier)
         earlier += rows
         path = folder / f"{name}.jsonl"
         write_text_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), durable=False)

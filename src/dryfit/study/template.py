@@ -21,7 +21,7 @@ from dryfit.settings.tables import DataSettings, LossSettings
 from dryfit.settings.task_facts import TaskFacts, facts_of, reads
 from dryfit.settings.text import did_you_mean
 from dryfit.settings.user_code import OF_THE_TRIAL, Value, shown
-from dryfit.study.example_posts import DEFAULT_DIFFICULTY, write_splits
+from dryfit.study.example_posts import write_splits
 from dryfit.study.own_data import OwnRows, Written, is_regression
 
 # Presets: study files that come with dryfit, by name.
@@ -516,7 +516,6 @@ def init_folder(
     task: BuiltInTask | None = None,
     sizes: SplitSizes = SplitSizes(),
     seed: int = 1,
-    difficulty: float = DEFAULT_DIFFICULTY,
     force: bool = False,
     preset: str | None = None,
 ) -> list[Path]:
@@ -527,7 +526,6 @@ def init_folder(
         task: What the model learns; None: the preset's task, or classes.
         sizes: Rows of each split.
         seed: Seed of the data.
-        difficulty: Difficulty of the data, from 0 to 1.
         force: Overwrite existing files.
         preset: The study file that comes with dryfit to write; None: a small commented one.
 
@@ -539,7 +537,7 @@ def init_folder(
     """
     text = starter_study(folder, task=task, force=force, preset=preset)
     (folder / DATA_FOLDER).mkdir(parents=True, exist_ok=True)
-    written = write_splits(folder / DATA_FOLDER, (sizes.train, sizes.validation, sizes.test), seed, difficulty)
+    written = write_splits(folder / DATA_FOLDER, (sizes.train, sizes.validation, sizes.test), seed)
     write_text_atomic(folder / STUDY_FILE, text)
     return [folder / STUDY_FILE, *written]
 
