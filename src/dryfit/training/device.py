@@ -2,9 +2,8 @@
 
 import gc
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 
@@ -29,26 +28,6 @@ _MOST_CONTEXT_BYTES = 2 << 30
 _DEVICE = 0  # a trial sees one device
 
 
-class Cuda(Protocol):
-    """The functions of ``torch.cuda`` that are used."""
-
-    def device_memory_used(self, device: Any = None) -> int:
-        """Bytes in use on the whole device, by NVML."""
-        ...
-
-    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        """Free and total bytes, by the driver; makes the context."""
-        ...
-
-    def get_device_properties(self, device: Any = None) -> Any:
-        """Its ``total_memory``, among others."""
-        ...
-
-    def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
-        """Limit the caching allocator."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A device that was set up.
@@ -71,14 +50,7 @@ class ObservedMemory:
     rss_bytes: int | None = None
 
 
-def prepare_device(
-    plan: ExecutionPlan,
-    environment: Mapping[str, str],
-    *,
-    fraction: float | None = None,
-    cuda: Cuda = torch.cuda,
-    configure: Callable[[str], None] = set_allocator,
-) -> Prepared:
+def prepare_device(plan: ExecutionPlan, environment: Mapping[str, str], *, fraction: float | None = None) -> Prepared:
     """Choose the allocator's segments and limit its memory; to be called before the first allocation.
 
     The limit of a trial counts all it takes of its device; the allocator's own limit leaves out the context, which is
@@ -88,8 +60,6 @@ def prepare_device(
         plan: The trial's.
         environment: Variables of this process: an allocator that is configured there is left as it is.
         fraction: The share of its device that the allocator of a trial beside others may take; None: all.
-        cuda: ``torch.cuda``.
-        configure: Takes settings in the form of ``PYTORCH_ALLOC_CONF``; they act on the segments made afterwards.
 
     Raises:
         ConfigError: The limit is no larger than the context.
@@ -102,22 +72,22 @@ def prepare_device(
     name = next((name for name in ALLOCATOR_VARIABLES if environment.get(name)), None)
     if name is None:
         require("choosing the segments of the device's allocator", ALLOCATOR)
-        configure(ALLOCATOR_TEXTS[plan.allocator])
+        set_allocator(ALLOCATOR_TEXTS[plan.allocator])
     else:
         notes.append(f"{name}={environment[name]} is kept: execution.allocator ({plan.allocator}) was not applied")
     if limit_bytes is None and fraction is None:
         return Prepared(notes=tuple(notes))
-    total_bytes = cuda.get_device_properties(_DEVICE).total_memory
+    total_bytes = torch.cuda.get_device_properties(_DEVICE).total_memory
     allocator_bytes = int(fraction * total_bytes) if fraction is not None else total_bytes
     if limit_bytes is not None:
-        allocator_bytes = min(allocator_bytes, _without_context(limit_bytes, cuda, notes))
-    cuda.set_per_process_memory_fraction(min(1.0, allocator_bytes / total_bytes), _DEVICE)
+        allocator_bytes = min(allocator_bytes, _without_context(limit_bytes, notes))
+    torch.cuda.set_per_process_memory_fraction(min(1.0, allocator_bytes / total_bytes), _DEVICE)
     return Prepared(allocator_bytes=allocator_bytes, notes=tuple(notes))
 
 
-def _without_context(limit_bytes: int, cuda: Cuda, notes: list[str]) -> int:
+def _without_context(limit_bytes: int, notes: list[str]) -> int:
     """Return what a limit leaves to the allocator, without the CUDA context."""
-    context_bytes = _context_bytes(cuda)
+    context_bytes = _context_bytes()
     if context_bytes is None:
         context_bytes = CONTEXT_BYTES
         notes.append(f"NVML is not to be had: the CUDA context is taken to be {gib(context_bytes)}")
@@ -198,15 +168,15 @@ def release_memory(device: DeviceKind) -> None:
         torch.cuda.empty_cache()
 
 
-def _context_bytes(cuda: Cuda) -> int | None:
+def _context_bytes() -> int | None:
     """Make the context and return the bytes it takes; None where they cannot be measured.
 
     Another process that allocates in the same moment is counted too, up to a bound.
     """
     try:
-        before_bytes = cuda.device_memory_used(_DEVICE)
-        cuda.mem_get_info(_DEVICE)
-        after_bytes = cuda.device_memory_used(_DEVICE)
+        before_bytes = torch.cuda.device_memory_used(_DEVICE)
+        torch.cuda.mem_get_info(_DEVICE)
+        after_bytes = torch.cuda.device_memory_used(_DEVICE)
     except (RuntimeError, ModuleNotFoundError, *_nvml_errors()):
         return None
     return min(max(0, after_bytes - before_bytes), _MOST_CONTEXT_BYTES)

@@ -11,6 +11,7 @@ import torch
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.execution import ExecutionPlan
 from dryfit.settings.memory_terms import Allocator, DeviceKind
+from dryfit.training import device
 from dryfit.training.device import CONTEXT_BYTES, observed_memory, prepare_device
 
 GIB = 2**30
@@ -50,7 +51,11 @@ def prepare(
     cuda: CountingCuda, environment: dict[str, str] | None = None, *, fraction: float | None = None, **changes: Any
 ):
     settings: list[str] = []
-    done = prepare_device(plan(**changes), environment or {}, fraction=fraction, cuda=cuda, configure=settings.append)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "set_allocator", settings.append)
+        for name in ("device_memory_used", "mem_get_info", "get_device_properties", "set_per_process_memory_fraction"):
+            patch.setattr(torch.cuda, name, getattr(cuda, name))
+        done = prepare_device(plan(**changes), environment or {}, fraction=fraction)
     return done, settings
 
 
