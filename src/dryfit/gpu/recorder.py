@@ -1,28 +1,20 @@
 """Operators of a backward pass that work in place on real tensors, though a trace sees a new tensor."""
 
 import weakref
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
-from torch import nn
 
 from dryfit.gpu.constants import processors_of
 from dryfit.gpu.events import Label, Segment
 from dryfit.gpu.kernels import GEMMS, TAKE_SCRATCH, adds_bias, scratch_blocks
 from dryfit.gpu.private_apis.torch_modes import MODES, TorchDispatchMode, schema_of, tree_iter
 from dryfit.gpu.private_apis.torch_operators import OPERATORS
-from dryfit.gpu.private_apis.torch_recording import (
-    RECORDING,
-    gradient_sums,
-    running_node_number,
-    sequence_number,
-    use_counts,
-)
+from dryfit.gpu.private_apis.torch_recording import RECORDING, gradient_sums, use_counts
 from dryfit.gpu.private_apis.torch_tensors import TENSORS, is_view, key_of, storage_key
 from dryfit.settings.memory_terms import MemoryCategory, StepPhase
 from dryfit.settings.private_names import require
@@ -69,9 +61,6 @@ def sole_holder_counts() -> tuple[int, int]:
 # storage, nor does a view of what was made before the recording.
 
 
-_Where = TypeVar("_Where")
-
-
 class StorageRecorder(TorchDispatchMode):
     """Record the storages that operators below autograd make on one device.
 
@@ -98,8 +87,6 @@ class StorageRecorder(TorchDispatchMode):
         self._kernels = kernels
         self.processors = None if capability is None else processors_of(capability)
         """Those of the device; None leaves out scratch memory that cannot be interpolated."""
-        self._modules: list[str] = []
-        self._forward_modules: ForwardPlaces[str] = ForwardPlaces("")
         self._storages: dict[int, int] = {}
         self._watchers: dict[int, weakref.ref[Any]] = {}
         self._holders: dict[int, int] = {}
@@ -120,7 +107,6 @@ class StorageRecorder(TorchDispatchMode):
         segment = self._segment
         if segment is None:
             return
-        self._note_forward()
         if self._kernels and func in GEMMS and self._runs_here(args):
             segment.multiplies(self.phase, with_bias=adds_bias(func, args))
         self.note_outputs(segment, func, args, out)
@@ -173,18 +159,6 @@ class StorageRecorder(TorchDispatchMode):
         finally:
             self._segment = None
 
-    @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        """Track which module runs, inside the block."""
-        with ExitStack() as stack:
-            for name, module in model.named_modules():
-                if name:
-                    enter = module.register_forward_pre_hook(self._entering(name))
-                    leave = module.register_forward_hook(self._leaving, always_call=True)
-                    stack.callback(enter.remove)
-                    stack.callback(leave.remove)
-            yield
-
     def name(self, tensor: torch.Tensor, name: str, category: MemoryCategory) -> None:
         """Name a storage that outlives its segment; tied tensors keep the first name."""
         block = self._storages.get(storage_key(tensor))
@@ -199,33 +173,9 @@ class StorageRecorder(TorchDispatchMode):
             self._watch(storage, None, None)
         self.name(tensor, name, category)
 
-    def _entering(self, name: str) -> Any:
-        def enter(_module: nn.Module, _args: Any) -> None:
-            self._modules.append(name)
-
-        return enter
-
-    def _leaving(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        self._modules.pop()
-
-    def _module(self) -> str:
-        return self._modules[-1] if self._modules else ""
-
-    def _note_forward(self) -> None:
-        """Note which module runs, for the backward pass that undoes its operators."""
-        if self.phase is StepPhase.FORWARD:
-            self._forward_modules.note(sequence_number(), self._module())
-
-    def _running_module(self) -> str:
-        """Return the module that runs; in a backward pass, the one whose forward operator is undone."""
-        if self._modules or self.phase is not StepPhase.BACKWARD:
-            return self._module()
-        number = running_node_number()
-        return self._forward_modules.at(number) if number is not None else ""
-
     def _label(self, segment: "OpenSegment", func: Any) -> int:
-        category = _FIRST_GUESS.get(self.phase, MemoryCategory.TEMPORARIES)
-        return segment.label(Label(self.phase, category, self._running_module(), str(func)))
+        category = FIRST_GUESS.get(self.phase, MemoryCategory.TEMPORARIES)
+        return segment.label(Label(self.phase, category, "", str(func)))
 
     def _label_of_free(self, _segment: "OpenSegment") -> int | None:
         """Return the label of what is freed now; None: that of what was allocated last."""
@@ -325,11 +275,9 @@ _RESIZES = frozenset(
 )
 
 
-NO_OPERATOR = 1 << 63
-"""From here on are the numbers of nodes that no operator has made (``AccumulateGrad``: the highest of 64 bits)."""
 _LAST_FIRST = frozenset({torch.ops.aten.native_dropout.default})
 """Operators whose kernels allocate their last output first: the mask (``cuda/Dropout.cu``, ``dropout_cuda``)."""
-_FIRST_GUESS = {
+FIRST_GUESS = {
     StepPhase.LOAD: MemoryCategory.WEIGHTS,
     StepPhase.FORWARD: MemoryCategory.ACTIVATIONS,
     StepPhase.EVALUATE: MemoryCategory.ACTIVATIONS,
@@ -340,48 +288,6 @@ class SegmentRecord:
     """A segment once its block has ended."""
 
     result: Segment
-
-
-class ForwardPlaces(Generic[_Where]):
-    """Where in the model, or in its code, each operator of a forward pass stood, by autograd's counter of operators.
-
-    Args:
-        nowhere: The answer for what was never noted.
-    """
-
-    def __init__(self, nowhere: _Where) -> None:
-        self._undone = nowhere
-        self._last = -1
-        self._starts: list[int] = []
-        self._places: list[_Where] = []
-
-    def is_new(self, number: int) -> bool:
-        """Whether an operator that runs at this count has made a node: the count is above that of all noted before."""
-        return number > self._last
-
-    def note(self, number: int, place: _Where) -> None:
-        """Note where the operator that runs at this count stands; later ones at the same count have no gradient."""
-        if number <= self._last:
-            return
-        self._last = number
-        if not self._places or self._places[-1] != place:
-            self._starts.append(number)
-            self._places.append(place)
-
-    def at(self, number: int) -> _Where:
-        """Return where the operator stood whose node has this number, which is undone now.
-
-        Nodes that add up the gradients of parameters undo nothing: they stand where the node before them did.
-        """
-        index = bisect_right(self._starts, number + 1) - 1
-        if number < NO_OPERATOR and index >= 0:
-            self._undone = self._places[index]
-        return self._undone
-
-    def forget(self) -> None:
-        """Forget all operators: none of them will be undone any more."""
-        self._starts.clear()
-        self._places.clear()
 
 
 class OpenSegment:

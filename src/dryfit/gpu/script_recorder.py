@@ -6,6 +6,7 @@ import site
 import sys
 import sysconfig
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from dryfit.gpu.caching_allocator import CachingAllocator
 from dryfit.gpu.events import LT_WORKSPACE_BYTES, LT_WORKSPACE_OP, WORKSPACE_OP, Label
 from dryfit.gpu.private_apis.torch_recording import RUNS_BACKWARD, running_node_number, sequence_number
 from dryfit.gpu.private_apis.torch_tensors import storage_key
-from dryfit.gpu.recorder import NO_OPERATOR, ForwardPlaces, OpenSegment, StorageRecorder
+from dryfit.gpu.recorder import FIRST_GUESS, OpenSegment, StorageRecorder
 from dryfit.settings.memory_terms import MemoryCategory, StepPhase
 from dryfit.settings.version import PACKAGE_FOLDER
 
@@ -475,6 +476,50 @@ _DATA_PARALLEL = "nn/parallel/distributed.py"
 _OnStep = Callable[[torch.optim.Optimizer], None]
 
 
+NO_OPERATOR = 1 << 63
+"""From here on are the numbers of nodes that no operator has made (``AccumulateGrad``: the highest of 64 bits)."""
+_Where = tuple[str, Place]
+"""A module, and where the code of it stands."""
+
+
+class ForwardPlaces:
+    """Where in the model, or in its code, each operator of a forward pass stood, by autograd's counter of operators."""
+
+    def __init__(self) -> None:
+        self._undone: _Where = ("", Place())
+        self._last = -1
+        self._starts: list[int] = []
+        self._places: list[_Where] = []
+
+    def is_new(self, number: int) -> bool:
+        """Whether an operator that runs at this count has made a node: the count is above that of all noted before."""
+        return number > self._last
+
+    def note(self, number: int, place: _Where) -> None:
+        """Note where the operator that runs at this count stands; later ones at the same count have no gradient."""
+        if number <= self._last:
+            return
+        self._last = number
+        if not self._places or self._places[-1] != place:
+            self._starts.append(number)
+            self._places.append(place)
+
+    def at(self, number: int) -> _Where:
+        """Return where the operator stood whose node has this number, which is undone now.
+
+        Nodes that add up the gradients of parameters undo nothing: they stand where the node before them did.
+        """
+        index = bisect_right(self._starts, number + 1) - 1
+        if number < NO_OPERATOR and index >= 0:
+            self._undone = self._places[index]
+        return self._undone
+
+    def forget(self) -> None:
+        """Forget all operators: none of them will be undone any more."""
+        self._starts.clear()
+        self._places.clear()
+
+
 class TrainingModes:
     """The modes in which a script trains its modules.
 
@@ -536,7 +581,8 @@ class ScriptRecorder(StorageRecorder):
         self.allocations = allocations
         self.places = places
         self._segment = allocations
-        self._forward: ForwardPlaces[tuple[str, Place]] = ForwardPlaces(("", Place()))
+        self._modules: list[str] = []
+        self._forward = ForwardPlaces()
         self._module_names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -574,6 +620,8 @@ class ScriptRecorder(StorageRecorder):
     def note(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
         """Record what an operator that has just run allocated, and where it stands."""
         self._running_at = None
+        if self._segment is not None:
+            self._note_forward()
         super().note(func, args, out)
 
     def note_stored(
@@ -627,6 +675,9 @@ class ScriptRecorder(StorageRecorder):
         """Return the module and the line that run; in a backward pass, those of the operator that is undone."""
         self._running_at = None
         return self._place()
+
+    def _module(self) -> str:
+        return self._modules[-1] if self._modules else ""
 
     def _place(self) -> tuple[str, Place]:
         if self._of_graph is not None:
@@ -741,7 +792,7 @@ class ScriptRecorder(StorageRecorder):
         phase = self.phase
         if not self._modules and phase in (StepPhase.FORWARD, StepPhase.LOAD) and runs_in(_CLIPPING, ".py"):
             phase = StepPhase.CLIP
-        category = _FIRST_GUESS.get(phase, MemoryCategory.TEMPORARIES)
+        category = FIRST_GUESS.get(phase, MemoryCategory.TEMPORARIES)
         if phase is StepPhase.LOAD and func is _COPIES and not runs_in(_MOVES, _MODULE):
             category = MemoryCategory.INPUTS  # unless a model or an optimizer turns out to hold it
             self._copied.add(self._next_block)
@@ -819,8 +870,3 @@ class ScriptRecorder(StorageRecorder):
 
 
 _WEIGHTS = {False: MemoryCategory.WEIGHTS, True: MemoryCategory.ADAPTERS}
-_FIRST_GUESS = {
-    StepPhase.LOAD: MemoryCategory.WEIGHTS,
-    StepPhase.FORWARD: MemoryCategory.ACTIVATIONS,
-    StepPhase.EVALUATE: MemoryCategory.ACTIVATIONS,
-}

@@ -17,10 +17,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dryfit.gpu import kernels
+from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.device import VirtualGpu
 from dryfit.gpu.events import Label, Segment, SegmentKind, Shape
 from dryfit.gpu.fake_cuda import FakeDevice, StandIns
 from dryfit.gpu.recorder import StorageRecorder
+from dryfit.gpu.script_recorder import LiveAllocations, Places, ScriptRecorder
 from dryfit.gpu.slots import SlotKind, like, put_all
 from dryfit.gpu.work import WorkCounter
 from dryfit.meta.configs import check_stored_format, planning_config, set_dropouts
@@ -411,7 +413,8 @@ class _FakeHost:
     def __init__(self) -> None:
         self._device = FakeDevice("cpu")
         self._stand_ins = StandIns()
-        self.recorder = StorageRecorder("cpu", kernels=False)
+        self.recorder = ScriptRecorder(LiveAllocations(AllocatorSettings, None, 0), Places(), "cpu")
+        self.recorder.record_segments()
 
     def active(self) -> AbstractContextManager[object]:
         """Make new tensors fakes."""
@@ -419,17 +422,18 @@ class _FakeHost:
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Record what happens."""
-        with self._stand_ins, self.recorder, self.recorder.watching(model):
+        """Record what happens in this model, and in no other."""
+        self.recorder.know(model)
+        with ExitStack() as stack:
+            for handle in self.recorder.follow():
+                stack.callback(handle.remove)
+            stack.enter_context(self._stand_ins)
+            stack.enter_context(self.recorder)
             yield
 
     def marked(self, phase: StepPhase) -> None:
         """Choose the number that fakes give: 0 for the scaler's count of infinite gradients, 1 for sizes in models."""
         self._stand_ins.number = 0 if phase in (StepPhase.CLIP, StepPhase.OPTIMIZER) else 1
-
-    def plain(self, segment: Segment, model: nn.Module) -> Segment:
-        """Return the segment itself."""
-        return segment
 
 
 @final
@@ -477,20 +481,6 @@ class _GpuOfSteps:
     def marked(self, phase: StepPhase) -> None:
         """Do nothing: a virtual GPU knows a scaler's questions."""
 
-    def plain(self, segment: Segment, model: nn.Module) -> Segment:
-        """Return the segment without lines of code; what is freed bears the label of what was allocated last."""
-        root = type(model).__name__
-        known = [
-            replace(label, line="", source="", module="" if label.module == root else label.module)
-            for label in segment.label_table
-        ]
-        table, labels, last = dict[Label, int](), list[int](), 0
-        for delta, number in zip(segment.deltas, segment.labels, strict=True):
-            if delta > 0:
-                last = table.setdefault(known[number], len(table))
-            labels.append(last)
-        return replace(segment, labels=labels, label_table=tuple(table) or tuple(known[:1]))
-
 
 _Engine = _FakeHost | _GpuOfSteps
 """Where tensors take no memory, and what they would take is recorded."""
@@ -500,6 +490,21 @@ _Engine = _FakeHost | _GpuOfSteps
 def _virtual_gpu(capability: tuple[int, int]) -> _GpuOfSteps:
     """Return the process's virtual GPU of a compute capability."""
     return _GpuOfSteps(capability)
+
+
+def _plain(segment: Segment, model: nn.Module) -> Segment:
+    """Return the segment without lines of code; what is freed bears the label of what was allocated last."""
+    root = type(model).__name__
+    known = [
+        replace(label, line="", source="", module="" if label.module == root else label.module)
+        for label in segment.label_table
+    ]
+    table, labels, last = dict[Label, int](), list[int](), 0
+    for delta, number in zip(segment.deltas, segment.labels, strict=True):
+        if delta > 0:
+            last = table.setdefault(known[number], len(table))
+        labels.append(last)
+    return replace(segment, labels=labels, label_table=tuple(table) or tuple(known[:1]))
 
 
 class _Stage:
@@ -526,7 +531,7 @@ class _Stage:
         self._has_state = False
 
     def trace(self, kind: SegmentKind, variant: Variant, shape: Shape | None) -> Segment:
-        return self._engine.plain(self._segment(kind, variant, shape), self._model)
+        return _plain(self._segment(kind, variant, shape), self._model)
 
     def _segment(self, kind: SegmentKind, variant: Variant, shape: Shape | None) -> Segment:
         if kind is SegmentKind.LOAD:

@@ -1,10 +1,16 @@
 """The recorder: which storages are counted, when, for whom; on real tensors of the CPU."""
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
+from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.events import Segment
 from dryfit.gpu.recorder import StorageRecorder
+from dryfit.gpu.script_recorder import LiveAllocations, Places, ScriptRecorder
 from dryfit.settings.memory_terms import MemoryCategory, StepPhase
 
 
@@ -15,6 +21,16 @@ def live_bytes(segment: Segment) -> list[int]:
         total += delta
         out.append(total)
     return out
+
+
+@contextmanager
+def removed_later(hooks: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Keep torch's hooks inside the block only."""
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def test_views_and_in_place_operators_take_nothing() -> None:
@@ -65,10 +81,12 @@ def test_what_has_no_name_ends_with_its_segment_and_what_has_one_lives_on() -> N
 
 
 def test_forward_temporaries_and_activations_are_told_apart_and_gradients_named() -> None:
-    recorder = StorageRecorder("cpu", kernels=False)
+    recorder = ScriptRecorder(LiveAllocations(AllocatorSettings, None, 0), Places(), "cpu")
+    recorder.record_segments()
     layer = nn.Linear(64, 64)
     model = nn.Sequential(layer, nn.Tanh())
-    with recorder, recorder.watching(model):
+    recorder.know(model)
+    with recorder, removed_later(recorder.follow()):
         data = torch.randn(32, 64)
         recorder.adopt(data, "input:x", MemoryCategory.INPUTS)
         for parameter in layer.parameters():
