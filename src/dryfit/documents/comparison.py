@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 from pydantic import Field, ValidationError
 
-from dryfit.documents.document import Answer, Document, Line, View, counted, document_of, measured_text, params_text
-from dryfit.documents.finals import SeedSpread, spread
+from dryfit.documents.document import Answer, Document, Line, View, counted, document_of, params_text
+from dryfit.documents.finals import SeedSpread, spread, spread_cells
 from dryfit.ledger.folder import StudyLayout
 from dryfit.ledger.replay import StudyState
 from dryfit.ledger.state import TrialState
@@ -197,10 +197,8 @@ def comparison_table(comparison: Comparison) -> Table:
     against = {one.trial: one for one in comparison.differences}
     rows: list[tuple[str, ...]] = []
     for one in comparison.trials:
-        spread, difference = one.validation, against.get(one.trial)
-        values = ("-", "-", "-")
-        if spread is not None:
-            values = (measured_text(spread.mean, spread.std), number_text(spread.min), number_text(spread.max))
+        difference = against.get(one.trial)
+        values = spread_cells(one.validation)
         collapsed = sum(run.collapsed is not None for run in one.runs)
         marked = f"{values[0]} ({collapsed} collapsed)" if collapsed else values[0]
         seeds = f"{sum(run.value is not None for run in one.runs)}/{len(one.runs)}"

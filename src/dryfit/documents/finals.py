@@ -149,8 +149,8 @@ def top_table(table: TopTable) -> Table:
             str(row.trial),
             number_text(row.searched),
             f"{sum(run.validation is not None for run in row.runs)}/{len(table.seeds)}",
-            *_spread_cells(row.validation),
-            *_spread_cells(row.test),
+            *spread_cells(row.validation),
+            *spread_cells(row.test),
             params_text(row.params),
         )
         for row in table.configurations
@@ -158,7 +158,8 @@ def top_table(table: TopTable) -> Table:
     return Table(heads, tuple(rows))
 
 
-def _spread_cells(spread: SeedSpread | None) -> tuple[str, str, str]:
+def spread_cells(spread: SeedSpread | None) -> tuple[str, str, str]:
+    """Return mean with standard deviation, least and most; dashes where there is no value."""
     if spread is None:
         return "-", "-", "-"
     return measured_text(spread.mean, spread.std), number_text(spread.min), number_text(spread.max)

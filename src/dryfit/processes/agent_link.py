@@ -1,7 +1,6 @@
 """An agent's way to the control process: what is installed, the rendezvous, the line."""
 
 import functools
-import hashlib
 import os
 import platform
 import re
@@ -20,7 +19,7 @@ from dryfit.processes.connection import Connection, Inbox, Outbox, TlsBytes, age
 from dryfit.processes.node_messages import FROM_CONTROL, FromControl, Identity, Left, News, Side, new_token
 from dryfit.settings.errors import ConfigError, FileError, MachineError
 from dryfit.settings.files import read_bounded, write_model
-from dryfit.settings.version import VERSION
+from dryfit.settings.version import PACKAGE_FOLDER, VERSION, code_fingerprint
 from dryfit.settings.wire import Wire
 
 # Versions and code hash of an installation, and the identity of machine and process; compared when an agent joins.
@@ -33,7 +32,8 @@ _LIBRARIES = ("torch", "transformers", "tokenizers", "accelerate", "numpy")
 @functools.cache
 def installation() -> dict[str, str]:
     """Return what trials' values depend on of an installation, by name: versions, and a hash of our own code."""
-    found = {"dryfit": VERSION, "code": _code_hash(), "python": ".".join(map(str, sys.version_info[:2]))}
+    code, python = code_fingerprint(PACKAGE_FOLDER)[:16], ".".join(map(str, sys.version_info[:2]))
+    found = {"dryfit": VERSION, "code": code, "python": python}
     for name in _LIBRARIES:
         try:
             found[name] = version(name)
@@ -46,15 +46,6 @@ def differences(here: Mapping[str, str], there: Mapping[str, str]) -> str:
     """Return in words how an agent's installation differs from that of the control process; empty: it does not."""
     names = [name for name in (*here, *(set(there) - set(here))) if here.get(name) != there.get(name)]
     return ", ".join(f"{name} {there.get(name, 'unknown')} instead of {here.get(name, 'unknown')}" for name in names)
-
-
-def _code_hash() -> str:
-    package = Path(__file__).parents[1]
-    hashed = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        hashed.update(f"{path.relative_to(package)}\0".encode())
-        hashed.update(path.read_bytes())
-    return hashed.hexdigest()[:16]
 
 
 def own_identity() -> Identity:
