@@ -4,11 +4,12 @@ import json
 import os
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, cast
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -387,3 +388,15 @@ class SupervisorSettings:
     jobs: Mapping[Job, JobRow] = field(default_factory=lambda: JOBS)
     server_start_s: float = 120.0
     probe: Callable[[str, Evidence], Evidence] = lambda _key, evidence: evidence
+
+    @classmethod
+    def of_no_study(cls, folder: Path, isolation: Isolation, preload: tuple[str, ...] = PRELOAD) -> Self:
+        """Return settings under a marker of their own: a study's start ends every process that carries the study's.
+
+        Args:
+            folder: Where the FIFO is made, and the fork server's output goes.
+            isolation: How children are made.
+            preload: Modules the fork server imports.
+        """
+        fifo, server_log = folder / f"doorbell-{os.getpid()}", folder / "forkserver.txt"
+        return cls(uuid.uuid4().hex, fifo, isolation, server_log, preload)

@@ -2,7 +2,6 @@
 
 import shutil
 import tempfile
-import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -253,13 +252,8 @@ def run_all_alone(
         DryfitError: What a child raised.
     """
     folder = Path(tempfile.mkdtemp(prefix="dryfit-"))
-    settings = SupervisorSettings(
-        marker=uuid.uuid4().hex,
-        wakeup_fifo=folder / "doorbell",
-        isolation=Isolation.AUTO if preload else Isolation.FRESH,
-        server_log=folder / "forkserver.txt",
-        preload=preload,
-    )
+    isolation = Isolation.AUTO if preload else Isolation.FRESH
+    settings = SupervisorSettings.of_no_study(folder, isolation, preload)
     jobs = [ChildJob(doing, body, folder / f"job-{index}", STANDALONE_LIMITS) for index, body in enumerate(bodies)]
     keep = False
     try:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import tempfile
-import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -100,24 +99,15 @@ def open_check_runner(folder: Path, isolation: Isolation, *, fresh: bool) -> Gen
     """
     trips: tuple[RoundTrip, ...] = ()
     if forks_here() and isolation is not Isolation.FRESH:
-        with Supervisor(_settings(folder, Isolation.FORKSERVER)) as supervisor:
+        with Supervisor(SupervisorSettings.of_no_study(folder, Isolation.FORKSERVER)) as supervisor:
             node = LocalNode(supervisor)
             forked = fork_round_trip(node, folder)
             if not forked.trouble:
                 yield CheckRunner(node, folder, (forked, fresh_round_trip()) if fresh else (forked,))
                 return
         trips = (forked,)
-    with Supervisor(_settings(folder, Isolation.FRESH)) as supervisor:
+    with Supervisor(SupervisorSettings.of_no_study(folder, Isolation.FRESH)) as supervisor:
         yield CheckRunner(LocalNode(supervisor), folder, (*trips, fresh_round_trip()))
-
-
-def _settings(folder: Path, isolation: Isolation) -> SupervisorSettings:
-    return SupervisorSettings(
-        marker=uuid.uuid4().hex,
-        wakeup_fifo=folder / f"doorbell-{isolation}",
-        isolation=isolation,
-        server_log=folder / "forkserver.txt",
-    )
 
 
 # Run the checks of `dryfit doctor` in order: gather facts, run children, judge both.

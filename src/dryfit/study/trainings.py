@@ -1,9 +1,7 @@
 """Train a study's configurations once more: the best, or the top over several seeds, or compared."""
 
-import os
 import re
 import sys
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -339,12 +337,7 @@ def do_runs(
         on_note: Called with a line about each thing that happens.
     """
     first = study.layout.final(runs[0].name)
-    settings = SupervisorSettings(
-        marker=uuid.uuid4().hex,  # not the study's: its start ends every process that carries that one
-        wakeup_fifo=first.folder / f"doorbell-{os.getpid()}",
-        isolation=study.config.runtime.isolation,
-        server_log=first.folder / "forkserver.txt",
-    )
+    settings = SupervisorSettings.of_no_study(first.folder, study.config.runtime.isolation)
     with ExitStack() as stack:
         for run in runs:
             stack.enter_context(run_lock(study.layout.final(run.name)))
