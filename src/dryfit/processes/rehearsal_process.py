@@ -27,7 +27,7 @@ from packaging.version import InvalidVersion, Version
 
 from dryfit.processes.helpers import kill_leftovers, python_command
 from dryfit.processes.process import ended_by_signals
-from dryfit.processes.rehearsal_stem import RehearsalStem, end_process, has_ended, stem_for
+from dryfit.processes.rehearsal_stem import RehearsalStem, end_process, has_ended, in_own_session, stem_for
 from dryfit.processes.wall import Places, claimed_folder, remove
 from dryfit.settings.errors import ChildError, ConfigError, FileError
 from dryfit.settings.files import read_bounded, write_model
@@ -408,15 +408,7 @@ def _run(folder: Path, surroundings: RehearsalSurroundings, on_output: OnOutput,
             if stem.status is None:
                 stem.close()
     with surroundings.command(str(request)) as words:
-        process = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=surroundings.variables(),
-            cwd=surroundings.folder,
-            start_new_session=True,
-        )
+        process = in_own_session(words, surroundings.variables(), surroundings.folder)
         assert process.stdout is not None
         try:
             with process.stdout as output:

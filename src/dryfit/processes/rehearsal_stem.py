@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -24,6 +24,29 @@ _POLL_S: Final = 0.01
 
 Command = Callable[..., AbstractContextManager[list[str]]]
 """Provides the command that runs the module of rehearsals with some arguments; its files are there within the block."""
+
+
+def in_own_session(
+    words: Sequence[str], variables: Mapping[str, str], folder: Path | None, *, keeps: tuple[int, ...] = ()
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, without input; what it prints, and its errors, go into one pipe.
+
+    Args:
+        words: What it runs.
+        variables: Its whole environment.
+        folder: Its working directory.
+        keeps: Descriptors that it has besides.
+    """
+    return subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=variables,
+        cwd=folder,
+        start_new_session=True,
+        pass_fds=keeps,
+    )
 
 
 class RehearsalStem:
@@ -41,16 +64,7 @@ class RehearsalStem:
         self._ends.enter_context(self._asking)
         with theirs:
             words = self._ends.enter_context(command(STEM_OPTION, str(theirs.fileno()), str(os.getpid())))
-            self._process = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=variables,
-                cwd=folder,
-                start_new_session=True,
-                pass_fds=[theirs.fileno()],
-            )
+            self._process = in_own_session(words, variables, folder, keeps=(theirs.fileno(),))
         self._asking.setblocking(False)
         self._status: int | None = None
 
