@@ -362,16 +362,14 @@ class CausalLmTask(EncoderTask):
         if not self._generates:
             return {}
         rows, asked, prompts = self._quiz(tokens)
-        answers = answer(
-            model.decoder,
-            asked.questions,
-            prompts,
-            max_new_tokens=self._lm.max_new_tokens,
-            num_beams=self._lm.num_beams,
-            batch_rows=self.measured_rows(batch_rows),
-            beat=beat,
-        )
+        at_once = self.measured_rows(batch_rows)
+        answers = self._answer(model.decoder, asked.questions, prompts, batch_rows=at_once, beat=beat)
         return measured(self._lm, rows, asked.answered(answers))
+
+    @property
+    def _answer(self) -> "partial[list[str]]":
+        """Answers prompts as the settings say."""
+        return partial(answer, max_new_tokens=self._lm.max_new_tokens, num_beams=self._lm.num_beams)
 
     def _quiz(self, tokens: TokenSet) -> tuple[list[int], Asked, PromptTokenizer]:
         """Return the examples of a split that are answered, and their prompts."""
@@ -412,17 +410,8 @@ class CausalLmTask(EncoderTask):
         assert isinstance(model, CausalLm)
         prompts = self._prompts(tokenizer)
         asked = [self._asked(cast("UnlabelledRow", row), prompts) for row in rows]
-        texts = iter(
-            answer(
-                model.decoder,
-                [ids for row in asked for ids in row],
-                prompts,
-                max_new_tokens=self._lm.max_new_tokens,
-                num_beams=self._lm.num_beams,
-                batch_rows=batch_rows,
-                beat=beat,
-            )
-        )
+        questions = [ids for row in asked for ids in row]
+        texts = iter(self._answer(model.decoder, questions, prompts, batch_rows=batch_rows, beat=beat))
         for _ in rows:
             parts = {part: next(texts).strip() for part in parts_of(self._lm)}
             yield {"text": parts[PromptPart.WHOLE]} if PromptPart.WHOLE in parts else dict(self._prediction(parts))
