@@ -7,7 +7,8 @@ import inspect
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -290,6 +291,49 @@ def imported(name: FunctionName, doing: str) -> object:
         problem = f"{name.module} is already the module in {module.__file__}, and not the one in {name.folder}"
         raise ConfigError(doing, problem, "a name that no other module has", "rename the file")
     return search.named(module, name.place, name.qualname)
+
+
+def imported_function(name: FunctionName, doing: str, wanted: str) -> Callable[..., object]:
+    """Import a function; see :func:`imported`.
+
+    Args:
+        name: As of :func:`imported`.
+        doing: What is being done, for the errors.
+        wanted: Which functions can be used, for the errors.
+
+    Raises:
+        ConfigError: There is none, its module raises an error, or it is no function.
+    """
+    try:
+        function = imported(name, doing)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(doing, raised(error), "a module that can be imported") from error
+    if not callable(function):
+        raise ConfigError(doing, f"it is a {type(function).__name__}", wanted)
+    return function
+
+
+def check_call(function: Callable[..., object], doing: str, wanted: str, /, *args: object, **named: object) -> None:
+    """Refuse a function that does not take the arguments with which it will be called.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    try:
+        inspect.signature(function).bind(*args, **named)
+    except TypeError as error:
+        raise ConfigError(doing, f"it takes {inspect.signature(function)}: {error}", wanted) from error
+    except ValueError:  # a built-in that does not tell
+        pass
+
+
+def raised(error: BaseException, file: Path | None = None) -> str:
+    """Return what was raised, and the last line of the function's own file that was on the way; None: of any file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if file is not None and Path(frame.filename) == file] or frames
+    return f"it raised {type(error).__name__}: {error} ({own[-1].filename}:{own[-1].lineno})"
 
 
 def _is_there(file: Path, place: Path) -> bool:

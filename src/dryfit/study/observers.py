@@ -1,6 +1,5 @@
 """Observers and listeners of a study, each in a thread of its own."""
 
-import inspect
 import os
 import sys
 import threading
@@ -21,7 +20,7 @@ from dryfit.ledger.replay import StudyState
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.files import appending
 from dryfit.settings.secrets import redacted, secrets_of
-from dryfit.settings.user_code import FunctionName, imported
+from dryfit.settings.user_code import FunctionName, check_call, imported_function
 from dryfit.settings.wire import Message
 
 # Observers of a study: each is called in a thread of its own, so that nothing it does can change or delay the study.
@@ -291,21 +290,7 @@ def _function(name: FunctionName) -> Callable[[], object]:
     doing = f"importing {name.short} of study.listeners"
     if name.folder and name.folder not in sys.path:
         sys.path.append(name.folder)  # behind all others: no file there replaces a module that this process imports
-    try:
-        function = imported(name, doing)
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        found = f"it raised {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
-        raise ConfigError(doing, found, "a module that can be imported") from error
     wanted = "a function without arguments that returns an observer, such as a subclass of dryfit.Observer"
-    if not callable(function):
-        raise ConfigError(doing, f"it is a {type(function).__name__}", wanted)
-    try:
-        inspect.signature(function).bind()
-    except TypeError as error:
-        raise ConfigError(doing, f"it takes {inspect.signature(function)}: {error}", wanted) from error
-    except ValueError:  # a built-in that does not tell
-        pass
-    return cast("Callable[[], object]", function)
+    function = imported_function(name, doing, wanted)
+    check_call(function, doing, wanted)
+    return function

@@ -3,7 +3,6 @@
 import inspect
 import math
 import re
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from dryfit.settings.choices import Metric
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.splits import derive_seed
 from dryfit.settings.tables import LmSettings
-from dryfit.settings.user_code import FunctionName, imported, source_file, source_hash
+from dryfit.settings.user_code import FunctionName, check_call, imported_function, raised, source_file, source_hash
 from dryfit.tasks.base import Measured
 from dryfit.tasks.prompts import ROLES, PromptPart, PromptTokenizer, TokenRole, parts_of
 from dryfit.tasks.scored_rows import TEXT, ScoredRow
@@ -206,14 +205,7 @@ def answer_metric(name: str) -> AnswerMetric:
     """
     parsed = FunctionName.parse(name)
     doing = f"importing lm.metric = {parsed.short}"
-    try:
-        function = imported(parsed, doing)
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ConfigError(doing, _raised(error, None), "a module that can be imported") from error
-    if not callable(function):
-        raise ConfigError(doing, f"it is a {type(function).__name__}", _WANTED)
+    function = imported_function(parsed, doing, _WANTED)
     file = source_file(function)
     names = tuple(_called(parsed.short, function, file, _EXAMPLE))
     for one in names:
@@ -234,16 +226,11 @@ def _called(name: str, function: Callable[..., object], file: Path | None, answe
     """
     doing = f"measuring answers by {name}"
     further = {key: list(getattr(answered, key)) for key in _FURTHER if key in _parameters(function)}
-    try:
-        inspect.signature(function).bind([], [], **further)
-    except TypeError as error:
-        raise ConfigError(doing, f"it takes {inspect.signature(function)}: {error}", _WANTED) from error
-    except ValueError:  # a built-in that does not tell
-        pass
+    check_call(function, doing, _WANTED, [], [], **further)
     try:
         said = function(list(answered.answers), list(answered.wanted), **further)
     except (Exception, SystemExit) as error:
-        raise ConfigError(doing, _raised(error, file), _WANTED) from error
+        raise ConfigError(doing, raised(error, file), _WANTED) from error
     own = name.rpartition(":")[2].rpartition(".")[2]
     values = cast("Mapping[Any, Any]", said) if isinstance(said, Mapping) else {own: said}
     numbers = {key: _number(value, len(answered.ids)) for key, value in values.items()}
@@ -275,13 +262,6 @@ def _parameters(function: Callable[..., object]) -> Sequence[str]:
         return tuple(inspect.signature(function).parameters)
     except ValueError:
         return ()
-
-
-def _raised(error: BaseException, file: Path | None) -> str:
-    """Return what was raised, and the last line of the function's own file that was on the way."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if file is not None and Path(frame.filename) == file] or frames
-    return f"it raised {type(error).__name__}: {error} ({own[-1].filename}:{own[-1].lineno})"
 
 
 # Generation of answers by a causal language model, greedy or by beam search.
