@@ -458,6 +458,23 @@ def most_tokens(config: PreTrainedConfig) -> int | None:
     return limit
 
 
+def check_positions(config: PreTrainedConfig, key: str, length: int, doing: str) -> None:
+    """Refuse inputs that are longer than a model has positions for.
+
+    Args:
+        config: The model's.
+        key: The setting that asks for this length.
+        length: Of the longest input.
+        doing: What is being done, for the error.
+
+    Raises:
+        ConfigError: The model has fewer positions.
+    """
+    limit = most_tokens(config)
+    if limit is not None and length > limit:
+        raise ConfigError(doing, f"{key} is {length}", f"at most {limit}: the model has no more positions")
+
+
 # Configs of well-known models, for planning without a network; none of their weights.
 #
 # ``catalogue.json`` beside this file holds, by hub id, the fields of each model's published config.json that decide its

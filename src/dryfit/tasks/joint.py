@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dryfit.meta.checkpoint_files import model_identity
-from dryfit.meta.configs import load_tokenizer, most_tokens
+from dryfit.meta.configs import check_positions, load_tokenizer
 from dryfit.meta.construction import build
 from dryfit.meta.pretrained import pretrained_config
 from dryfit.settings.choices import Fusion, Metric, Weighting
@@ -670,13 +670,8 @@ class JointTask(ClassAndSpanTask):
 
     def _check_length(self) -> None:
         source, length = criteria_source(self.context.settings), self.context.settings.joint.criterion_length
-        limit = most_tokens(pretrained_config(source, self.kind))
-        if limit is not None and length > limit:
-            raise ConfigError(
-                f"preparing the model {source.name}",
-                f"joint.criterion_length is {length}",
-                allowed=f"at most {limit}: the model has no more positions",
-            )
+        config, doing = pretrained_config(source, self.kind), f"preparing the model {source.name}"
+        check_positions(config, "joint.criterion_length", length, doing)
 
 
 def criteria_source(settings: TrialSettings) -> ModelSettings:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dryfit.meta.checkpoint_files import model_identity
-from dryfit.meta.configs import load_tokenizer, most_tokens
+from dryfit.meta.configs import check_positions, load_tokenizer
 from dryfit.meta.pretrained import pretrained_config
-from dryfit.settings.errors import ChangedError, ConfigError, DataError
+from dryfit.settings.errors import ChangedError, DataError
 from dryfit.settings.splits import fold_groups
 from dryfit.settings.tables import DataSettings
 from dryfit.tasks.base import Task
@@ -150,13 +150,7 @@ def cache_tokens(
     """
     model, max_length = task.context.settings.model, task.context.settings.train.max_length
     config = pretrained_config(model, task.kind)
-    limit = most_tokens(config)
-    if limit is not None and max_length > limit:
-        raise ConfigError(
-            f"preparing the model {model.name}",
-            f"train.max_length is {max_length}",
-            allowed=f"at most {limit}: the model has no more positions",
-        )
+    check_positions(config, "train.max_length", max_length, f"preparing the model {model.name}")
     folder = _folder(task, cache_dir, data_fingerprint, fold)
     tokens = load_tokens(folder)
     if tokens is None:

@@ -13,7 +13,7 @@ from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.constants import device_constants, read_calibrations
 from dryfit.gpu.events import SegmentKind, Shape
 from dryfit.gpu.work import WorkCounter
-from dryfit.meta.configs import most_tokens, planning_config
+from dryfit.meta.configs import check_positions, planning_config
 from dryfit.meta.pretrained import cannot_checkpoint
 from dryfit.parallel import device_counts
 from dryfit.parallel.device_counts import with_rank_counts
@@ -141,13 +141,8 @@ def _dummy_data(subject: PlanSubject) -> DataSettings:
 
 def _check_length(subject: PlanSubject) -> None:
     settings = subject.settings
-    max_length, limit = settings.train.max_length, most_tokens(planning_config(settings.model))
-    if limit is not None and max_length > limit:
-        raise ConfigError(
-            f"planning {settings.model.name}",
-            f"train.max_length is {max_length}",
-            allowed=f"at most {limit}: the model has no more positions",
-        )
+    config, doing = planning_config(settings.model), f"planning {settings.model.name}"
+    check_positions(config, "train.max_length", settings.train.max_length, doing)
 
 
 def _cannot_checkpoint(task: Task, execution: ExecutionSettings) -> str | None:
