@@ -167,6 +167,15 @@ def test_data_on_the_device_are_no_weights_and_plain_tensors_of_an_optimizer_are
     assert held[MemoryCategory.WEIGHTS] == 2 * weights and held[MemoryCategory.OPTIMIZER] == weights
 
 
+def test_tensors_within_a_quantised_one_are_what_that_is(tmp_path: Path) -> None:
+    answer = rehearse(tmp_path, "odd/quantised_weights.py")
+    assert answer.went_through, answer.traceback  # torchao's product of 8 bits, which a text with "FakeTensor" hinders
+    held = memory_of(answer).by_category
+    assert held[MemoryCategory.WEIGHTS] == 4096 * 4096 + held_bytes((4096,), (4096,))
+    assert held[MemoryCategory.OPTIMIZER] == 2048 * 4096 + held_bytes((2048,))
+    assert MemoryCategory.INPUTS not in held
+
+
 def test_an_output_that_has_no_largest_size_leaves_the_need_open(tmp_path: Path) -> None:
     answer = rehearse(tmp_path, "odd/repeats_rows.py")
     assert answer.end is ScriptEnd.FINISHED, answer.traceback

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -35,6 +36,14 @@ def test_unmodified_trainers_run_to_the_third_step(tmp_path: Path, run: str) -> 
     if run in NEED_TRL:
         need_package("trl")
     takes_three_steps(tmp_path, *RUNS[run])
+
+
+def test_trl_has_the_kernels_that_it_has_on_a_gpu(tmp_path: Path) -> None:
+    need_package("trl")
+    answer = rehearse(tmp_path, "sft_lora.py", "--output_dir", tmp_path / "out")
+    assert answer.went_through, answer.traceback
+    assert torch.version.cuda or any("(TRL's kernels on a GPU)" in one for one in answer.assumed)
+    assert not any("looked for triton" in note for note in answer.notes)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,12 @@ def test_attention_in_fp32_goes_to_the_memory_efficient_kernel(attention: dict[s
     assert attention["fp32"] == "FlashAttention only support fp16 and bf16 data type"
 
 
+def test_rows_side_by_side_are_those_of_a_list(attention: dict[str, Any]) -> None:
+    assert attention["listed"] == [[1, 2000, 16, 64], [1, 1000, 16, 64], [2, 500, 16, 64]]
+    sums = 3 * 16 * 2624 * 4  # of the longest of three rows, in blocks of 32
+    assert attention["blocks in 32 bits"][0] == 2 * PROBLEM + sums + STATE + 2 * 512
+
+
 def test_other_kernels_of_flash_attention(attention: dict[str, Any]) -> None:
     assert attention["rotary in place False"] == [PROBLEM] * 3
     assert attention["rotary in place True"] == [0, 0, PROBLEM]  # the gradient that is passed on

@@ -40,7 +40,7 @@ def attention() -> None:
     import flash_attn_interface
     from flash_attn.bert_padding import pad_input, unpad_input
     from xformers.ops import LowerTriangularMask, memory_efficient_attention
-    from xformers.ops.fmha.attn_bias import BlockDiagonalCausalMask
+    from xformers.ops.fmha.attn_bias import BlockDiagonalCausalMask, BlockDiagonalMask
 
     dense = (ROWS, TOKENS, HEADS, WIDTH)
     measure("dense", lambda q, k, v: flash_attn.flash_attn_func(q, k, v, causal=True), *(made(*dense) for _ in "qkv"))
@@ -65,6 +65,11 @@ def attention() -> None:
     measure(
         "triangle", lambda *qkv: memory_efficient_attention(*qkv, LowerTriangularMask()), *(made(*dense) for _ in "qkv")
     )
+    mask, side = BlockDiagonalMask.from_tensor_list([made(1, 1000, HEADS, WIDTH), made(2, 500, HEADS, WIDTH)])
+    facts["listed"] = [list(side.shape), *(list(one.shape) for one in mask.make_causal().split(side))]
+    in_32_bits = [made(1, *flat, dtype=torch.float32) for _ in "qkv"]
+    blocks = BlockDiagonalMask.from_seqlens([1000, 500, 2596])
+    measure("blocks in 32 bits", lambda *qkv: memory_efficient_attention(*qkv, blocks), *in_32_bits)
     measure("single", memory_efficient_attention, *(made(*dense, dtype=torch.float32) for _ in "qkv"))
     from flash_attn.layers.rotary import apply_rotary_emb
     from flash_attn.ops.triton.cross_entropy import cross_entropy_loss

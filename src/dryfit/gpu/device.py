@@ -198,6 +198,7 @@ class VirtualGpu:
 
     def _assumes(self, package: str, text: str) -> None:
         self.assumed.append(text)
+        self.notes[:] = [note for note in self.notes if not note.startswith(f"code looked for {package} ")]
         row = STAND_INS.get(package)
         if row is not None and not row.is_timed:
             self._untimed(f"the arithmetic of {row.distribution} is not counted")

@@ -635,3 +635,12 @@ def _in_constructor() -> bool:
     """Whether a module is being made: an ``__init__`` of a module, or torch's own initialisers, is running."""
     running = (frame for frame, _ in traceback.walk_stack(sys._getframe(2)) if frame.f_code.co_name == "__init__")
     return any(isinstance(frame.f_locals.get("self"), nn.Module) for frame in running)
+
+
+@torch.ops.higher_order.out_dtype.py_impl(VirtualDispatch)
+def _in_other_type(mode: VirtualDispatch, func: Any, dtype: torch.dtype, *args: torch.Tensor) -> torch.Tensor:
+    """Run an operator whose result has another type than its arguments: torchao's products of 8-bit numbers."""
+    with mode:
+        if func is _aten.mm.default and dtype is torch.int32 and {one.dtype for one in args} == {torch.int8}:
+            return _aten._int_mm.default(*args)
+        return func(*(one.to(dtype) for one in args))

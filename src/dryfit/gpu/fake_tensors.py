@@ -196,6 +196,12 @@ def install_tensor_classes(make: Make, on_data: Callable[[Any, torch.Tensor], No
     FakeTensor.__new__ = like  # pyright: ignore[reportAttributeAccessIssue]
     original = replace_make_subclass(made)
     FakeTensor.data = property(_DATA.__get__, _setting_data(make, on_data))  # pyright: ignore[reportAttributeAccessIssue]
+    FakeTensor.__repr__ = _as_plain  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _as_plain(self: torch.Tensor, **options: Any) -> str:
+    """Return the text of a fake without the word: torchao looks there for a fake, and takes another kernel for it."""
+    return torch.Tensor.__repr__(self, **options).replace("FakeTensor(", "tensor(")
 
 
 def _setting_data(make: Make, on_data: Callable[[Any, torch.Tensor], None]) -> Callable[[Any, torch.Tensor], None]:

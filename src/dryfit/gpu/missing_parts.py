@@ -1,6 +1,7 @@
 """Parts of a machine that are not there: packages, managed memory, fused flex attention."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -8,7 +9,11 @@ import torch
 from dryfit.gpu.import_hooks import rebind, when_imported
 from dryfit.gpu.presence import Presence
 from dryfit.gpu.private_apis.torch_virtual import stand_in
-from dryfit.gpu.private_apis.transformers_steps import finds_flash_attention_late, let_flash_attention
+from dryfit.gpu.private_apis.transformers_steps import (
+    finds_flash_attention_late,
+    let_flash_attention,
+    look_for_packages_again,
+)
 from dryfit.gpu.stand_ins import provided
 
 # Packages that need a GPU to be built or used: what stands in for one, and what is said where one is missing.
@@ -31,7 +36,7 @@ _SERVES = {
 
 
 def install_missing_parts(presence: Presence, note: Callable[[str], None]) -> None:
-    """Let models of transformers ask for flash attention by name.
+    """Let models of transformers ask for flash attention by name, and give TRL the kernels that it has for a GPU.
 
     Args:
         presence: Gives them the package.
@@ -46,11 +51,19 @@ def install_missing_parts(presence: Presence, note: Callable[[str], None]) -> No
         note(_NOTE.format(name))
         return False
 
+    def on_trl(_module: Any) -> None:
+        """TRL computes log-probabilities without logits by Triton; without Triton its own code keeps many copies."""
+        if find_spec("trl.kernels") is not None and presence.give("triton", "TRL's kernels on a GPU"):
+            look_for_packages_again()
+
     when_imported("transformers.modeling_utils", lambda module: let_flash_attention(module, _NAME, _by_torch, on_ask))
+    when_imported("trl", on_trl)
 
 
 def lack(error: ImportError) -> str:
-    """Return what is said of a script that ended because it could not import something."""
+    """Return what is said of a script that ended because it could not import something: of what failed first."""
+    while isinstance(cause := error.__cause__ or error.__context__, ImportError):
+        error = cause
     text = f"this machine lacks what the script imports: {str(error).strip().partition(chr(10))[0]}"
     if names := provided(error.name or ""):
         return f"{text}; the stand-in for it has {names}: a row of your own adds more (dryfit.register)"

@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.caching_allocator import CachingAllocator
 from dryfit.gpu.events import LT_WORKSPACE_BYTES, LT_WORKSPACE_OP, WORKSPACE_OP, Label
+from dryfit.gpu.private_apis.torch_modes import is_traceable_wrapper_subclass
 from dryfit.gpu.private_apis.torch_recording import RUNS_BACKWARD, running_node_number, sequence_number
 from dryfit.gpu.private_apis.torch_tensors import storage_key
 from dryfit.gpu.recorder import FIRST_GUESS, OpenSegment, StorageRecorder
@@ -773,10 +774,16 @@ class ScriptRecorder(StorageRecorder):
         return block is not None and self._names.get(block, "").startswith("weight:")
 
     def name(self, tensor: torch.Tensor, name: str, category: MemoryCategory) -> None:
-        """Say what a tensor on the device is for, of a sharded one its own shard; tied tensors keep the first name."""
+        """Say what a tensor on the device is for, of a sharded one its own shard; tied tensors keep the first name.
+
+        A quantised tensor has tensors in it: codes, scales.
+        """
         if isinstance(tensor, DTensor):
             tensor = tensor.to_local()
-        if tensor.device.type == self._device:
+        if is_traceable_wrapper_subclass(tensor):
+            for part in tensor.__tensor_flatten__()[0]:
+                self.name(getattr(tensor, part), name, category)
+        elif tensor.device.type == self._device:
             with suppress(NotImplementedError):  # a wrapper of ``torch.func``, which has no memory of its own
                 super().name(tensor, name, category)
 

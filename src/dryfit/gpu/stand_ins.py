@@ -6,6 +6,7 @@ kernels are: it keeps the same tensors, and its arithmetic is counted.
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import torch
@@ -376,13 +377,53 @@ class _Blocks:
 
     causal = False
 
-    def __init__(self, queries: Sequence[int], keys: Sequence[int]) -> None:
+    def __init__(self, queries: Sequence[int], keys: Sequence[int], batches: Sequence[int] | None = None) -> None:
         self.queries, self.keys = list(queries), list(keys)
+        self.batches = [1] * len(self.queries) if batches is None else list(batches)
 
     @classmethod
     def from_seqlens(cls, q_seqlen: Sequence[int], kv_seqlen: Sequence[int] | None = None, **_: Any) -> "_Blocks":
         """Return the mask of rows of these lengths."""
         return cls(q_seqlen, q_seqlen if kv_seqlen is None else kv_seqlen)
+
+    @classmethod
+    def from_tensor_list(cls, tensors: Sequence[Tensor]) -> tuple["_Blocks", Tensor]:
+        """Return the mask of the rows of tensors (batch, tokens, ...), and the tensors side by side."""
+        mask = cls.from_seqlens([one.shape[1] for one in tensors for _ in range(len(one))])
+        mask.batches = [len(one) for one in tensors]
+        return mask, _side_by_side(tensors)
+
+    @classmethod
+    def from_tensor_lists_qkv(
+        cls, tensors_q: Sequence[Tensor], tensors_k: Sequence[Tensor], tensors_v: Sequence[Tensor] | None = None
+    ) -> tuple["_Blocks", Tensor, Tensor, Tensor | None]:
+        """Return the mask of the rows of queries and keys, and each of the three side by side."""
+        queries, keys = ([one.shape[1] for one in some for _ in range(len(one))] for some in (tensors_q, tensors_k))
+        mask = cls(queries, keys, [len(one) for one in tensors_q])
+        values = None if tensors_v is None else _side_by_side(tensors_v)
+        return mask, _side_by_side(tensors_q), _side_by_side(tensors_k), values
+
+    def split(self, tensor: Tensor) -> list[Tensor]:
+        """Return tensors (batch, tokens, ...) of what lies side by side."""
+        return self._split(tensor, self.queries)
+
+    split_queries = split
+
+    def split_kv(self, tensor: Tensor) -> list[Tensor]:
+        """Return tensors of keys or values that lie side by side."""
+        return self._split(tensor, self.keys)
+
+    def _split(self, tensor: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+        rows = iter(lengths)
+        sizes = [sum(islice(rows, batch)) for batch in self.batches]
+        parts = zip(tensor.split(sizes, dim=1), self.batches, strict=True)
+        return [part.reshape(batch, -1, *tensor.shape[2:]) for part, batch in parts]
+
+    def make_causal(self) -> "_CausalBlocks":
+        """Return the same rows, of which each token sees those before it."""
+        return _CausalBlocks(self.queries, self.keys, self.batches)
+
+    make_causal_from_bottomright = make_causal
 
     def lengths(self) -> tuple[Tensor, Tensor, int, int]:
         """Return where rows begin on the device, and the longest."""
@@ -394,15 +435,23 @@ class _CausalBlocks(_Blocks):
     causal = True
 
 
+def _side_by_side(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([one.reshape(1, -1, *one.shape[2:]) for one in tensors], dim=1)
+
+
 def _memory_efficient(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     named = {**dict(zip(("attn_bias", "p", "scale"), args, strict=False)), **kwargs}
     attn_bias, p, scale = named.get("attn_bias"), named.get("p", 0.0), named.get("scale")
     options: dict[str, Any] = {"dropout_p": p, "softmax_scale": scale}
+    is_flash = query.dtype in _HALF and torch.cuda.get_device_capability(query.device) >= (8, 0)
     if isinstance(attn_bias, _Blocks):
+        if not is_flash:
+            begins_and_most, kind = attn_bias.lengths(), int(attn_bias.causal)
+            given = (query, key, value, None, *begins_and_most, p, kind, query.requires_grad)
+            return torch.ops.aten._efficient_attention_forward(*given, scale=scale)[0]
         q, k, v = (one.flatten(0, 1) for one in (query, key, value))
         return _flash(q, k, v, attn_bias.lengths(), {**options, "causal": attn_bias.causal})[None]
     is_causal = isinstance(attn_bias, _LowerTriangular) or attn_bias is _LowerTriangular
-    is_flash = query.dtype in _HALF and torch.cuda.get_device_capability(query.device) >= (8, 0)
     if query.dim() == 4 and is_flash and (is_causal or attn_bias is None):
         return _flash_func(query, key, value, causal=is_causal, **options)
     given = [one.transpose(1, 2) if one.dim() == 4 else one.unsqueeze(1) for one in (query, key, value)]
@@ -412,8 +461,9 @@ def _memory_efficient(query: Tensor, key: Tensor, value: Tensor, *args: Any, **k
 
 
 def _xformers_modules() -> Mapping[str, Mapping[str, Any]]:
-    masks = {"LowerTriangularMask": _LowerTriangular}
-    blocks = {"BlockDiagonalMask": _Blocks, "BlockDiagonalCausalMask": _CausalBlocks}
+    masks = {f"LowerTriangular{way}Mask": _LowerTriangular for way in ("", "FromBottomRight")}
+    blocks: dict[str, Any] = {f"BlockDiagonalCausal{way}Mask": _CausalBlocks for way in ("", "FromBottomRight")}
+    blocks["BlockDiagonalMask"] = _Blocks
     attention = {"memory_efficient_attention": _memory_efficient}
     return {
         "xformers": {},

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dryfit.gpu.missing_parts import lack
 from dryfit.gpu.presence import Presence, StandIn
 from dryfit.gpu.stand_ins import STAND_INS, provided
 from dryfit.settings.rehearsal_messages import STAND_INS as NAMES
@@ -123,3 +124,15 @@ def test_code_that_goes_on_without_a_part_of_cudas_torch_is_told(
     finally:
         sys.meta_path.remove(presence)
     assert lacking == [MADE] * len(GUARDED) * is_told
+
+
+def test_of_a_failed_import_what_failed_first_is_named(tmp_path: Path) -> None:
+    code = """try:
+    import {}
+except ImportError as error:
+    raise ImportError("Could not import module 'Model'. Are its requirements met?") from error
+"""
+    (script := tmp_path / "script.py").write_text(code.format(MADE), encoding="utf-8")
+    with pytest.raises(ImportError) as caught:
+        runpy.run_path(str(script))
+    assert lack(caught.value) == f"this machine lacks what the script imports: No module named '{MADE}'"

@@ -123,11 +123,16 @@ def finds_flash_attention_late() -> bool:
     flash: Any = importlib.import_module("transformers.modeling_flash_attention_utils")
     if not hasattr(flash, "lazy_import_flash_attention"):
         return False
+    look_for_packages_again()
+    return True
+
+
+def look_for_packages_again() -> None:
+    """Let transformers forget which packages it has found or missed."""
     tools: Any = importlib.import_module("transformers.utils.import_utils")
-    for look in list(vars(tools).values()):  # what they found is kept
+    for look in list(vars(tools).values()):
         if callable(clear := getattr(look, "cache_clear", None)):
             clear()
-    return True
 
 
 def let_flash_attention(models: Any, name: str, attend: Callable[..., Any], on_ask: Callable[[str], bool]) -> None:
