@@ -51,9 +51,9 @@ def install_missing_parts(presence: Presence, note: Callable[[str], None]) -> No
         note(_NOTE.format(name))
         return False
 
-    def on_trl(_module: Any) -> None:
+    def on_trl(module: Any) -> None:
         """TRL computes log-probabilities without logits by Triton; without Triton its own code keeps many copies."""
-        if find_spec("trl.kernels") is not None and presence.give("triton", "TRL's kernels on a GPU"):
+        if find_spec(f"{module.__name__}.kernels") is not None and presence.give("triton", "TRL's kernels on a GPU"):
             look_for_packages_again()
 
     when_imported("transformers.modeling_utils", lambda module: let_flash_attention(module, _NAME, _by_torch, on_ask))

@@ -537,9 +537,11 @@ STAND_INS: Final[Mapping[str, StandIn]] = {
 
 
 def provided(name: str) -> str:
-    """Return what the stand-in for a package has of the module that lacks a name; empty: the package is none."""
-    module = sys.modules.get(name)
-    row = STAND_INS.get(name.partition(".")[0])
+    """Return what the stand-in for a package has of a module that lacks a name, or its modules; empty: no stand-in."""
+    package = name.partition(".")[0]
+    module = sys.modules.get(name) or sys.modules.get(package)
+    row = STAND_INS.get(package)
     if module is None or row is None or getattr(module, "__file__", None) is not None:
         return ""
-    return ", ".join(sorted(one for one in row.modules().get(name, {})))
+    modules = row.modules()
+    return ", ".join(sorted(modules.get(name, modules)))

@@ -6,6 +6,7 @@ import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -102,7 +103,13 @@ def test_the_command_knows_the_names_of_all_stand_ins() -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "triton"])
 def test_what_a_stand_in_has_is_told(name: str) -> None:
     assert all(row.rpartition(".")[0] in ("", *STAND_INS[name].modules()) for row in STAND_INS[name].modules())
-    assert provided(name) == ""  # nobody has imported it
+    assert provided(name) == provided(f"{name}.absent") == ""  # nobody has imported it
+
+
+def test_of_a_module_that_a_stand_in_lacks_its_modules_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
+    told = lack(ModuleNotFoundError("No module named 'apex.optimizers'", name="apex.optimizers"))
+    assert "the stand-in for it has apex, apex.normalization, " in told
 
 
 @pytest.mark.parametrize(

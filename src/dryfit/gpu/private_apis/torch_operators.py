@@ -39,6 +39,12 @@ ARGUMENTS: Final = {
         "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask scale"
     ),
     "_flash_attention_backward": "grad_out query key value out logsumexp cum_seq_q cum_seq_k max_q max_k",
+    "_efficient_attention_forward": (
+        "query key value bias cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p custom_mask_type"
+        " compute_log_sumexp"
+    ),
+    # products of 8-bit numbers, as torch's own code of ``out_dtype`` makes them
+    "_int_mm": "self mat2",
     # counting what a kernel takes inside of its operator
     "_softmax": "self dim half_to_float",
     "_softmax_backward_data": "grad_output output dim input_dtype",
