@@ -70,8 +70,10 @@ class VirtualFunctions(TorchFunctionMode):
             device = default_device() if device is None else device  # torch would give it only below this mode
             if device is not None and _is_cuda(device) and not isinstance(args[0], FakeTensor):
                 made = func(*args, **{**kwargs, "device": "cpu"})
-                moved = made.detach().to(device)
-                return moved.requires_grad_(made.requires_grad) if made.requires_grad else moved
+                return _leaf(made.detach().to(device), made)
+            if kwargs.get("pin_memory"):  # torch would initialise CUDA
+                made = func(*args, **{**kwargs, "pin_memory": False})
+                return _leaf(made.detach().pin_memory(), made)
         elif func is torch.Tensor.new_tensor and isinstance(args[0], FakeTensor):
             device = kwargs.pop("device", args[0].device)
             made = torch.tensor(*args[1:], **{"dtype": args[0].dtype, **kwargs})
@@ -100,6 +102,10 @@ class VirtualFunctions(TorchFunctionMode):
             note_raw(made := func(*args, **kwargs))
             return made
         return func(*args, **kwargs)
+
+
+def _leaf(moved: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    return moved.requires_grad_() if made.requires_grad else moved
 
 
 def _with_numbers(data: Any) -> Any:
