@@ -114,7 +114,7 @@ def test_checks_of_values_pass(facts: dict[str, Any]) -> None:
 
 
 def test_memory_of_the_host_is_pinned(facts: dict[str, Any]) -> None:
-    assert facts["pinned"] == [False, True, [0, 1, 2, 3, 4], True]
+    assert facts["pinned"] == [False, True, [0, 1, 2, 3, 4], True, [True, True, True, [1.0, 2.0]]]
     assert facts["host_bytes"] == [16 * MIB, True, 16 * MIB, 8 * MIB]  # the second takes the first one's block
 
 

@@ -187,6 +187,8 @@ def main() -> None:
             torch.zeros(2, device="cuda").pin_memory()
         except RuntimeError as error:
             facts["pinned"].append("only dense CPU tensors can be pinned" in str(error))
+        made = torch.tensor([1.0, 2.0], pin_memory=True, requires_grad=True)
+        facts["pinned"].append([made.is_pinned(), made.is_leaf, made.requires_grad, made.tolist()])
         before_bytes = held.held_bytes
         states = torch.empty(3 * 2**20, pin_memory=True)
         facts["host_bytes"] = [held.held_bytes - before_bytes, states[7:].is_pinned()]
