@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "strangers"))
 import stranger_hub
 from datasets import Image, List
 from stranger_hub import llama
-from stranger_inputs import sparse_weights
+from stranger_inputs import Makers, sparse_weights
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 QWEN3_4B = stranger_hub.QWEN3_4B | {"max_position_embeddings": 40960, "rope_theta": 1000000}
@@ -217,6 +217,23 @@ def nanochat(home: Path) -> None:
         pyarrow.parquet.write_table(table, base / "base_data" / f"shard_{n:05d}.parquet", row_group_size=256)
 
 
+MODDED_TOKENS = 20_000_000
+
+
+def modded_nanogpt(log: Path) -> None:
+    """Write the script that a log begins with beside the log, and random tokens where modded-nanogpt has its own."""
+    text, edge = log.read_text("utf-8", "replace"), 100 * "=" + "\n"
+    code, line, _ = text.removeprefix(edge).partition("\n" + edge)
+    assert line, f"{log} does not begin with a script"
+    Path(f"{log}.py").write_text(code, "utf-8")
+    Path("logs").mkdir(exist_ok=True)  # some scripts expect the folder
+    makers = Makers(Path.cwd())
+    for part in ("train_000001", "train_000002", "val_000000"):
+        path = Path("data/fineweb10B") / f"fineweb_{part}.bin"
+        if not path.exists():
+            makers.tokens(str(path), str(MODDED_TOKENS), "50257", "uint16", "20240520")
+
+
 SMOL_LM2 = llama(
     "llama",
     "LlamaForCausalLM",
@@ -345,6 +362,7 @@ def make(working: Path, spec: str) -> None:
         "data": lambda: stranger_hub.data(working, words[0], int(words[1])),
         "weights": lambda: weights(stranger_hub.folder_of(working, words[0])),
         "nanochat": lambda: nanochat(working / "home"),
+        "modded_nanogpt": lambda: modded_nanogpt(Path(words[0])),
         "nanovlm": lambda: nanovlm(working),
         "litgpt": lambda: litgpt(words),
         "metamath": lambda: metamath(working, [int(length) for length in words[0].split(",")]),

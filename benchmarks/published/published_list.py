@@ -133,6 +133,13 @@ FAMILIES: Final = {
             "pillow",
         ),
     ),
+    "modded-nanogpt": Family(
+        "modded-nanogpt",
+        "MODDED_NANOGPT",
+        "",
+        "torchrun --standalone --nproc_per_node=8 {experiment}.py",
+        makes=("modded_nanogpt {experiment}",),
+    ),
     "nanovlm": Family(
         "nanoVLM",
         "NANOVLM",
@@ -258,6 +265,10 @@ def counters(family: str, answer: Mapping[str, Any], log: str) -> dict[str, int]
                 return {"fits": 0}
             of = re.fullmatch(r"([\d.]+) MB", last)
             return {"allocated": round(float(of[1]) * MIB), "fits": 1} if of else {}
+        case "modded-nanogpt":
+            if len(answer.get("steps") or []) < 2:
+                return {}
+            return {"allocated": answer["peak_allocated_bytes"], "reserved": answer["peak_reserved_bytes"]}
         case "fms" | "nanochat":
             return {"allocated": answer["peak_allocated_bytes"]} if len(answer.get("steps") or []) > 1 else {}
         case _:

@@ -193,6 +193,7 @@ COLOURS: Final = {
     "fms": "#7570b3",
     "timm": "#e7298a",
     "nanochat": "#66a61e",
+    "modded-nanogpt": "#b2182b",
     "nanovlm": "#1f78b4",
     "litgpt": "#a6761d",
     "litgpt 4-bit": "#e6ab02",
