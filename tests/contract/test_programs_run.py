@@ -29,6 +29,7 @@ ONLY_REHEARSED = {
         "odd/jagged_rows.py",
         "odd/late_average.py",
         "odd/own_processes.py",
+        "odd/own_products.py",
     ),
     *("odd/plain_tensors.py", "odd/second_order.py", "odd/selects_pairs.py", "odd/swaps_tensors.py"),
     *("odd/repeats_rows.py", "odd/wraps_tensors.py"),

@@ -61,6 +61,20 @@ def test_a_script_that_asks_the_driver_is_told_of_the_virtual_device(tmp_path: P
     assert answer.end is ScriptEnd.FINISHED, answer.traceback
 
 
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+def test_the_code_of_a_custom_operator_counts_though_it_has_a_fake(tmp_path: Path, mode: str) -> None:
+    found = []
+    for way in ("torch", "5", "6"):
+        (folder := tmp_path / way).mkdir()
+        answer = rehearse(folder, "odd/own_products.py", way, mode)
+        assert answer.end is ScriptEnd.FINISHED and not answer.unknown, answer.traceback
+        assert answer.work is not None
+        found.append((memory_of(answer).steps[2].peak_bytes, answer.work.flops_per_step))
+    (_, flops), (peak, five), (higher_peak, six) = found
+    assert flops == five == six > 0
+    assert higher_peak - peak == 4 * 2048 * 16384
+
+
 def test_compiled_code_leaves_function_modes_as_they_were(tmp_path: Path) -> None:
     answers = []
     for way in ("eager", "compiled"):

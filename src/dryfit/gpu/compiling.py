@@ -175,8 +175,12 @@ class CompiledGraph:
     def _run(self, at: int, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         args = fx.map_arg(node.args, values.__getitem__)
         kwargs = fx.map_arg(node.kwargs, values.__getitem__)
+        target: Any = node.target
+        if node in self.plan.kernels and isinstance(target, OpOverload):
+            found = self._dispatch.by_own_code(target, args, kwargs)
+            if found is not None:
+                return found[0]
         with without_dispatch_modes(), self._dispatch.fakes:
-            target: Any = node.target
             out = target(*args, **kwargs)
         if node in self.plan.stored_at and target is not operator.getitem:
             if self.plan.stored_at[node] == at:

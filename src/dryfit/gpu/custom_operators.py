@@ -1,8 +1,8 @@
 """Operators that scripts and libraries define in Python: their own code runs on the device's tensors.
 
 A body of ``torch.library.triton_op`` is made of torch's operators and launches of Triton kernels, so it always runs
-itself, and what it allocates meanwhile is counted. That of a ``custom_op`` may call anything: it runs where nothing
-else is registered that says what the operator gives.
+itself, and what it allocates meanwhile is counted. That of a ``custom_op`` may call anything: it is tried, and where it
+cannot do without a device or asks for values, the operator's fake says what it gives.
 """
 
 from collections.abc import Callable
@@ -60,6 +60,7 @@ class Bodies:
     def __init__(self) -> None:
         self._sure: dict[str, Callable[..., Any]] = {}
         self._last: dict[str, Callable[..., Any]] = {}
+        self._failed: set[str] = set()
 
     def install(self) -> None:
         """Learn of every operator that is defined from now on."""
@@ -74,6 +75,15 @@ class Bodies:
         if func.name() in _OWN:
             return _OWN[func.name()]
         return (self._sure if instead_of_fake else self._last).get(func.name())
+
+    def tried(self, func: Any) -> Callable[..., Any] | None:
+        """Return the body of an operator that is tried before its fake."""
+        name = func.name()
+        return None if name in _OWN or name in self._failed else self._last.get(name)
+
+    def fails(self, func: Any) -> None:
+        """Note that an operator's body cannot do without a device: its fake, if there is one, runs from now on."""
+        self._failed.add(func.name())
 
     def _watched(self, decorator: Callable[..., Any], bodies: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
         @wraps(decorator)

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -162,6 +162,16 @@ class NoStandInError(NotImplementedError):
     """Nobody knows what an operator gives or takes without a device."""
 
 
+class _UnknownValueError(RuntimeError):
+    """The code of a custom operator asks for a value that nobody knows."""
+
+
+def _refuse(what: str) -> NoReturn:
+    raise _UnknownValueError(what)
+
+
+_READS_ONE = {_aten._local_scalar_dense.default, _aten.item.default}
+"""Operators that give a tensor's one value; the second within the code of a custom operator."""
 _ASKS_FOR_INFRA = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9)
 """Whether a mode that says nothing else is one under which torch compiles nothing."""
 
@@ -189,6 +199,7 @@ class VirtualDispatch(ScriptRecorder):
         """Whether this process was forked from one that had used the device, and so must not use it."""
         self._devices = devices
         self._denies = False
+        self._tries = False
         self._primitive: set[Any] = {getattr(_aten, name).default for name in OF_ONE_KERNEL}
         self._is_wrapped = False
         """Operators that are made of no others."""
@@ -369,7 +380,7 @@ class VirtualDispatch(ScriptRecorder):
         self.host.resized(storage)
 
     def _on_device(self, func: Any, types: Any, args: Any, kwargs: Any, device: torch.device | None) -> Any:
-        if func is _aten._local_scalar_dense.default:
+        if func in _READS_ONE:
             return self._item(args)
         to_host = func in _COPIES and device is not None and device.type == "cpu" and args[0].device.type == "cuda"
         if to_host and not (args[0].numel() >= _MANY_ELEMENTS and self._holds_state()):
@@ -379,6 +390,8 @@ class VirtualDispatch(ScriptRecorder):
             initialised(args[0])
             return args[0].fill_(odds_of(args[1])) if value is None else args[0].copy_(value)
         body = self._body(func, args)
+        if body is None and (found := self.by_own_code(func, args, kwargs)) is not None:
+            return found[0]
         out = None
         try:
             if body is None:
@@ -405,6 +418,28 @@ class VirtualDispatch(ScriptRecorder):
         with without_function_modes():
             self._told(func, args, kwargs, out)
         return out
+
+    def by_own_code(self, func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
+        """Run the Python code of a custom operator, which a fake would hide: what it allocates meanwhile is noted.
+
+        Returns:
+            The operator's output; None where it has no such code, or code that cannot do without a device.
+        """
+        body = self.bodies.tried(func)
+        if body is None or self.functions is None:
+            return None
+        before = self._tries, self.on_unknown
+        self._tries, self.on_unknown = True, _refuse
+        try:
+            with self, self.functions:
+                return (body(*args, **kwargs),)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # noqa: BLE001  # code for a device may fail in any way without one
+            self.bodies.fails(func)
+            return None
+        finally:
+            self._tries, self.on_unknown = before
 
     def _told(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note what an operator of the device gave, and tell those who listen."""
@@ -560,6 +595,8 @@ class VirtualDispatch(ScriptRecorder):
         value = value_of(args[0])
         if value is not None:
             return value.item()
+        if self._tries:
+            raise _UnknownValueError
         if args[0].dtype is torch.bool:
             return self._condition()
         # GradScaler asks for the number of infinite gradients: with one it would leave the step out.
