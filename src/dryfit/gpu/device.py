@@ -108,7 +108,7 @@ class VirtualGpu:
             self.allocations,
             self.places,
             self.note_unknown,
-            self._note_asked,
+            self.note_asked,
         )
         self.api.failures = self.failures
 
@@ -232,7 +232,8 @@ class VirtualGpu:
         line = place.line or place.source
         self.unknown.setdefault((what, place.source), Unknown(what=what, line=line, code=self.places.code_of(line)))
 
-    def _note_asked(self, what: str) -> None:
+    def note_asked(self, what: str) -> None:
+        """Note that the script asked for something that distinguishes devices of one architecture, with its line."""
         _, place = self.dispatch.place()
         self.asked.setdefault(what, place.line or place.source)
 

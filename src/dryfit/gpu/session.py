@@ -179,7 +179,13 @@ class _Run:
         """Change this process for good, once the virtual GPU is active."""
         logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)  # the script's error says it
         self.muting = muting.install(self._behind.places, self._behind.wall, self.gpu.dispatch.empty, self._behind.kept)
-        driver_tools.install(self._behind.places.own_behind(self._behind.wall))
+        driver_tools.install(
+            self._behind.places.own_behind(self._behind.wall),
+            self.request.device,
+            torch.cuda.device_count(),
+            self.gpu.constants.overhead_bytes,
+            self.gpu.note_asked,
+        )
         self.shortening.install()
         self._watch_optimizers()
         self.gpu.dispatch.listeners.append(self._count)
