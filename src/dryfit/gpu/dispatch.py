@@ -199,7 +199,6 @@ class VirtualDispatch(ScriptRecorder):
         """Whether this process was forked from one that had used the device, and so must not use it."""
         self._devices = devices
         self._denies = False
-        self._tries = False
         self._primitive: set[Any] = {getattr(_aten, name).default for name in OF_ONE_KERNEL}
         self._is_wrapped = False
         """Operators that are made of no others."""
@@ -428,8 +427,7 @@ class VirtualDispatch(ScriptRecorder):
         body = self.bodies.tried(func)
         if body is None or self.functions is None:
             return None
-        before = self._tries, self.on_unknown
-        self._tries, self.on_unknown = True, _refuse
+        before, self.on_unknown = self.on_unknown, _refuse
         try:
             with self, self.functions:
                 return (body(*args, **kwargs),)
@@ -439,7 +437,7 @@ class VirtualDispatch(ScriptRecorder):
             self.bodies.fails(func)
             return None
         finally:
-            self._tries, self.on_unknown = before
+            self.on_unknown = before
 
     def _told(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note what an operator of the device gave, and tell those who listen."""
@@ -595,8 +593,8 @@ class VirtualDispatch(ScriptRecorder):
         value = value_of(args[0])
         if value is not None:
             return value.item()
-        if self._tries:
-            raise _UnknownValueError
+        if self.on_unknown is _refuse:
+            _refuse("the value of a tensor")
         if args[0].dtype is torch.bool:
             return self._condition()
         # GradScaler asks for the number of infinite gradients: with one it would leave the step out.

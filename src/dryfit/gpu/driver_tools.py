@@ -8,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from dryfit.gpu.muting import PROCESSES
 from dryfit.settings.devices import DeviceSpec, driver_name
 
 _MIB: Final = 2**20
 _PROGRAM: Final = "nvidia-smi"
-_STARTS: Final = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn"})
-"""Audit events of programs that are started."""
 _DRIVER: Final = "580.0"
 """Version of the driver that is told: none is installed, and scripts refuse older ones."""
 
@@ -37,7 +36,7 @@ def install(folder: Path, spec: DeviceSpec, count: int, used_bytes: int, on_aske
     os.environ["PATH"] = os.pathsep.join([str(program.parent), os.environ.get("PATH", os.defpath)])
 
     def noted(event: str, args: tuple[Any, ...]) -> None:
-        if event in _STARTS and _PROGRAM in str(args):
+        if event in PROCESSES and _PROGRAM in str(args):
             on_asked(_PROGRAM)
 
     sys.addaudithook(noted)

@@ -21,7 +21,7 @@ from dryfit.settings.choices import Wall
 from dryfit.settings.rehearsal_messages import Muted
 
 _SYSTEM: Final = ("/dev", "/proc", "/sys")
-_PROCESSES: Final = {"subprocess.Popen": 0, "os.system": 0, "os.exec": 0, "os.posix_spawn": 0, "os.spawn": 1}
+PROCESSES: Final = {"subprocess.Popen": 0, "os.system": 0, "os.exec": 0, "os.posix_spawn": 0, "os.spawn": 1}
 """Audit events of programs that are started, and which argument names them."""
 _ONLY_ASK: Final = frozenset({"nvidia-smi", "rocm-smi", "lscpu", "lspci", "uname", "ldconfig", "which"})
 """Programs by which libraries ask about the machine: they write nothing."""
@@ -65,8 +65,8 @@ class Muting:
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:
         """Notice programs and sockets: both reach what no wall shows a copy of."""
-        if event in _PROCESSES and self._wall is Wall.REDIRECT:
-            program = os.path.basename(_program(args[_PROCESSES[event]]))
+        if event in PROCESSES and self._wall is Wall.REDIRECT:
+            program = os.path.basename(_program(args[PROCESSES[event]]))
             if program not in _ONLY_ASK:
                 self._programs[program] += 1
         elif event == "socket.connect" and isinstance(args[1], str | bytes) and args[1]:
