@@ -429,7 +429,7 @@ class VirtualDispatch(ScriptRecorder):
             return None
         before, self.on_unknown = self.on_unknown, _refuse
         try:
-            with self, self.functions:
+            with self, self.functions, fake_tensors.without_addresses():
                 return (body(*args, **kwargs),)
         except torch.OutOfMemoryError:
             raise

@@ -2,8 +2,10 @@
 
 import copyreg
 import inspect
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -27,6 +29,7 @@ from dryfit.settings.errors import TraceError
 
 
 _of_storage: Any = torch.UntypedStorage.data_ptr
+_addresses = threading.local()
 
 
 def install_addresses() -> None:
@@ -43,7 +46,19 @@ def _storage_address(storage: torch.UntypedStorage) -> int:
     return key_of(storage) if storage.nbytes() else 0
 
 
+@contextmanager
+def without_addresses() -> Iterator[None]:
+    """Refuse in the block to give the address of a fake: code in C would read or write there."""
+    before, _addresses.refused = getattr(_addresses, "refused", False), True
+    try:
+        yield
+    finally:
+        _addresses.refused = before
+
+
 def _address(tensor: torch.Tensor) -> int:
+    if getattr(_addresses, "refused", False):
+        raise RuntimeError("a tensor of a virtual GPU has no memory")
     if not tensor.numel():
         return 0
     return tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.element_size()

@@ -1,8 +1,10 @@
 """Trains with an operator of its own for products, whose code makes copies, or by ``torch``; ``compiled`` or not.
 
-The fake of the own operator gives outputs alone. A third operator's code asks for a value: its fake says what it gives.
+The fake of the own operator gives outputs alone. Others ask for a value, or write to an
+address: their fakes say what they give.
 """
 
+import ctypes
 import sys
 
 import torch
@@ -43,6 +45,16 @@ def _(x: Tensor) -> Tensor:
     return x.new_empty(ROWS)
 
 
+@torch.library.custom_op("program::fills", mutates_args=())
+def fills(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    ctypes.memset(out.data_ptr(), 0, out.nbytes)
+    return out
+
+
+fills.register_fake(torch.empty_like)
+
+
 def backward(ctx, g: Tensor) -> tuple[Tensor, Tensor]:
     return torch.ops.program.gradients(g.contiguous(), *ctx.saved_tensors)
 
@@ -64,4 +76,4 @@ for _ in range(3):
     loss_of(x).backward()
     optimizer.step()
     optimizer.zero_grad()
-assert len(asks(x.detach())) == ROWS
+assert len(asks(x.detach())) == len(fills(x.detach())) == ROWS
